@@ -1,0 +1,5 @@
+//! Pieces shared by the fused CPU kernels.
+
+mod dims;
+
+pub use dims::Dims;

@@ -1,0 +1,17 @@
+//! Differentiable sequence-memory operators.
+//!
+//! Each operator has one folder: `reference.rs` is its definition, a plain float64 loop; `cpu.rs` the fused
+//! chunked kernel with a hand-written backward pass; `composed.rs` the same on tensor operations of any
+//! device; `mod.rs` the public function on tensors. All forms agree in outputs, final states and gradients.
+//!
+//! Shapes are `[batch, time, heads, dim]`; a matrix state is `[batch, heads, key, value]`; gates are logs.
+
+mod error;
+pub mod fused;
+pub mod kernel;
+mod offsets;
+mod options;
+
+pub use error::OpError;
+pub use offsets::Offsets;
+pub use options::{Path, SequenceOptions, is_flex};
