@@ -6,11 +6,23 @@
 //!
 //! Shapes are `[batch, time, heads, dim]`; a matrix state is `[batch, heads, key, value]`; gates are logs.
 
+pub mod activation;
+mod check;
+mod chunked;
+pub mod delta;
 mod error;
 pub mod fused;
 pub mod kernel;
+pub mod linear;
+pub mod loss;
+pub mod norm;
+pub mod normalised_linear;
 mod offsets;
 mod options;
+mod reference;
+pub mod rope;
+pub mod short_conv;
+pub mod softmax;
 
 pub use error::OpError;
 pub use offsets::Offsets;

@@ -1,0 +1,388 @@
+//! Forward pass of the matrix memories, [`CHUNK`] tokens at a time.
+//!
+//! With `c_i` the cumulative log gate inside a chunk and `S` the state at its start, the writes are
+//! `u_i = beta_i (v_i - exp(c_i) S^T k_i + sum_{j<i} A_ij u_j)`, `A_ij = -exp(c_i - c_j) k_i.k_j`
+//! (the WY form of the delta rule, arXiv 2406.06484 and 2412.06464; `u_i = v_i` for the additive rules),
+//! the outputs `o_i = scale (exp(c_i) S^T q_i + sum_{j<=i} P_ij u_j)`, and the next state
+//! `exp(c_n) S + sum_i exp(c_n - c_i) k_i u_i^T`. The triangular system is solved by forward substitution
+//! in registers, four rows at a time.
+
+use std::marker::PhantomData;
+
+use super::gates::{CHUNK, Decays};
+use super::memory::{
+    Inputs, Place, Rule, add_weighted_rows, denominators, flush, load_keys, prefetch_rows, scores,
+};
+use super::plan::{Plan, Task};
+use super::simd::{InstructionSet, Kernel, Lanes, dispatch};
+use super::tile::{
+    Matrix, ROWS, column_tiles, copy_in, copy_out, load, multiply, multiply_transposed, scale_rows, store,
+    store_bounded, transpose, zeros,
+};
+use super::workspace::{Carver, SharedOut, Unwritten, with_workspace};
+
+/// Outputs of the forward pass, and what the backward pass wants to see again.
+#[derive(Debug, Default)]
+pub struct Outputs {
+    /// `[batch, time, heads, value]`.
+    pub o: Vec<f32>,
+    /// Final states `[sequences, heads, key, value]`.
+    pub state: Vec<f32>,
+    /// Final normalisers `[sequences, heads, key]`, for the normalised rule.
+    pub normaliser: Vec<f32>,
+    /// For the backward pass, if asked for.
+    pub saved: SavedVectors,
+}
+
+/// What the forward pass leaves for the backward pass: a state every [`CHUNK`] tokens and, for the delta
+/// and the normalised rule, one row of value size a token.
+#[derive(Debug, Clone, Copy)]
+pub struct Saved<'a> {
+    /// Chunk-start states `[chunks, key, value]`, the chunks of a head one after the other.
+    pub states: &'a [f32],
+    /// `[batch, time, heads, value]`: prediction errors `v - S^T k` of the delta rule, or the outputs of
+    /// the normalised rule.
+    pub rows: &'a [f32],
+    /// Chunk-start normalisers `[chunks, key]`.
+    pub normalisers: &'a [f32],
+}
+
+/// [`Saved`], owned.
+#[derive(Debug, Default)]
+pub struct SavedVectors {
+    /// See [`Saved::states`].
+    pub states: Vec<f32>,
+    /// See [`Saved::rows`].
+    pub rows: Vec<f32>,
+    /// See [`Saved::normalisers`].
+    pub normalisers: Vec<f32>,
+}
+
+#[derive(Clone, Copy)]
+struct Targets {
+    o: SharedOut,
+    state: SharedOut,
+    normaliser: SharedOut,
+    saved_states: SharedOut,
+    saved_rows: SharedOut,
+    saved_normalisers: SharedOut,
+}
+
+/// Runs the forward pass.
+///
+/// # Panics
+/// When a slice of `inputs` has not the length its sizes say.
+pub fn forward<R: Rule>(inputs: &Inputs<'_>, save: bool) -> Outputs {
+    inputs.check::<R>();
+    let plan = Plan::new(inputs.dims, InstructionSet::active());
+    let state_size = inputs.dims.key * inputs.dims.value;
+    let rows_saved = save && (R::DELTA || R::NORMALISED);
+    let lens = [
+        inputs.v.len(),
+        inputs.state_len(),
+        inputs.normaliser.len(),
+        if save { plan.chunks * state_size } else { 0 },
+        if rows_saved { inputs.v.len() } else { 0 },
+        if save && R::NORMALISED { plan.chunks * inputs.dims.key } else { 0 },
+    ];
+    let mut vectors = lens.map(Unwritten::new);
+    let shared = vectors.each_mut().map(Unwritten::share);
+    let unless_empty = |i: usize| if lens[i] > 0 { shared[i] } else { SharedOut::null() };
+    let targets = Targets {
+        o: shared[0],
+        state: shared[1],
+        normaliser: shared[2],
+        saved_states: unless_empty(3),
+        saved_rows: unless_empty(4),
+        saved_normalisers: unless_empty(5),
+    };
+    plan.run(|task| {
+        let key = inputs.dims.key.next_multiple_of(16);
+        let columns = task.columns.len().next_multiple_of(16);
+        with_workspace(Workspace::size(key, columns), |carver| {
+            dispatch(plan.set, ForwardTask { inputs, task, targets, carver, rule: PhantomData::<R> });
+        });
+    });
+    let mut lens = lens.into_iter();
+    let [o, state, normaliser, states, rows, normalisers] = vectors.map(|vector| {
+        // SAFETY: the tasks cover every token, head, column and chunk, and write all of their part.
+        unsafe { vector.written(lens.next().unwrap_or(0)) }
+    });
+    Outputs { o, state, normaliser, saved: SavedVectors { states, rows, normalisers } }
+}
+
+struct ForwardTask<'a, R> {
+    inputs: &'a Inputs<'a>,
+    task: &'a Task,
+    targets: Targets,
+    carver: Carver,
+    rule: PhantomData<R>,
+}
+
+impl<R: Rule> Kernel for ForwardTask<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes, const WIDE: usize>(self) {
+        // SAFETY: `dispatch` vouches for the instruction set, `Inputs::check` for the lengths.
+        unsafe { run_task::<L, WIDE, R>(self.inputs, self.task, self.targets, self.carver) }
+    }
+}
+
+/// Matrices of one task, named as in the module's formulas.
+#[derive(Clone, Copy)]
+struct Workspace {
+    q: Matrix,
+    k: Matrix,
+    v: Matrix,
+    /// Writes; for the additive rules the values themselves.
+    u: Matrix,
+    /// Writes, decayed to the chunk's end.
+    u_end: Matrix,
+    kt: Matrix,
+    p: Matrix,
+    a: Matrix,
+    s: Matrix,
+    z: Matrix,
+    decays: Matrix,
+    beta: Matrix,
+    out_scale: Matrix,
+}
+
+impl Workspace {
+    fn size(key: usize, columns: usize) -> usize {
+        let rows = CHUNK * (3 * key + 4 * columns + 2 * CHUNK + Decays::ROWS + 2);
+        rows + key * columns + key + 16 * 16
+    }
+
+    fn carve<R: Rule>(carver: &mut Carver, key: usize, columns: usize) -> Self {
+        let v = carver.matrix(CHUNK, columns);
+        Self {
+            q: carver.matrix(CHUNK, key),
+            k: carver.matrix(CHUNK, key),
+            v,
+            u: if R::DELTA { carver.matrix(CHUNK, columns) } else { v },
+            u_end: carver.matrix(CHUNK, columns),
+            kt: carver.matrix(key, CHUNK),
+            p: carver.matrix(CHUNK, CHUNK),
+            a: carver.matrix(CHUNK, CHUNK),
+            s: carver.matrix(key, columns),
+            z: carver.matrix(1, key),
+            decays: carver.matrix(Decays::ROWS, CHUNK),
+            beta: carver.matrix(1, CHUNK),
+            out_scale: carver.matrix(1, CHUNK),
+        }
+    }
+}
+
+/// A chunk in progress.
+#[derive(Clone, Copy)]
+struct Chunk {
+    w: Workspace,
+    decays: Decays,
+    tokens: usize,
+    key: usize,
+    /// Value columns of the task.
+    columns: usize,
+    /// First output number of the chunk, and the same place among the saved rows, if any.
+    o: *mut f32,
+    saved_row: Option<*mut f32>,
+    /// From a token to the next in `v` and `o`.
+    stride: usize,
+}
+
+#[inline(always)]
+unsafe fn run_task<L: Lanes, const WIDE: usize, R: Rule>(
+    inputs: &Inputs<'_>,
+    task: &Task,
+    targets: Targets,
+    mut carver: Carver,
+) {
+    let dims = inputs.dims;
+    let (key, value, heads) = (dims.key, dims.value, dims.heads);
+    let columns = task.columns.len();
+    let w = Workspace::carve::<R>(
+        &mut carver,
+        key.next_multiple_of(L::COUNT.max(ROWS)),
+        columns.next_multiple_of(L::COUNT),
+    );
+    let padded = w.q.stride;
+    let stride = heads * value;
+    let state = task.state * key * value + task.columns.start;
+    // SAFETY: `Inputs::check` vouches for the inputs, `Plan` for the targets, `carve` for the matrices.
+    unsafe {
+        copy_in::<L>(w.s, padded, inputs.state.as_ptr().add(state), value, key, columns);
+        if R::NORMALISED {
+            copy_in::<L>(w.z, 1, inputs.normaliser.as_ptr().add(task.state * key), key, 1, key);
+        }
+        let chunks = task.tokens.div_ceil(CHUNK);
+        for index in 0..chunks {
+            let place = Place::new(task, heads, index);
+            let first = place.position * value + task.columns.start;
+            load_keys::<L, R>(w.q, inputs.q, place, dims);
+            load_keys::<L, R>(w.k, inputs.k, place, dims);
+            copy_in::<L>(w.v, CHUNK, inputs.v.as_ptr().add(first), stride, place.tokens, columns);
+            let decays =
+                Decays::new::<L>(w.decays, inputs.gate, place.position, heads, task.head, place.tokens);
+            if inputs.gate.is_some() {
+                flush::<L>(w.s, key, index);
+            }
+            save_start::<L, R>(&w, task, targets, index, key, value);
+            transpose::<L>(w.k, place.rows.next_multiple_of(L::COUNT), padded, w.kt);
+            scores::<L, WIDE, R>(w.q, w.k, w.kt, w.p, w.a, None, decays, key, place.rows);
+            row_factors::<L, R>(&w, inputs, place, decays);
+            let chunk = Chunk {
+                w,
+                decays,
+                tokens: place.tokens,
+                key,
+                columns,
+                o: targets.o.at(first),
+                saved_row: (!targets.saved_rows.is_null()).then(|| targets.saved_rows.at(first)),
+                stride,
+            };
+            let left = task.tokens - index * CHUNK;
+            let next = left.saturating_sub(CHUNK).min(CHUNK);
+            let ahead = (place.position + CHUNK * heads) * key;
+            let mut row = 0;
+            while row < place.rows {
+                prefetch_rows(inputs.q.as_ptr().wrapping_add(ahead), heads * key, key, row, next);
+                prefetch_rows(inputs.k.as_ptr().wrapping_add(ahead), heads * key, key, row, next);
+                let ahead = inputs.v.as_ptr().wrapping_add(first + CHUNK * stride);
+                prefetch_rows(ahead, stride, columns, row, next);
+                column_tiles!(L, WIDE, w.s.stride, output_rows, R; row, &chunk);
+                row += ROWS;
+            }
+            let mut row = 0;
+            while row < key {
+                column_tiles!(L, WIDE, w.s.stride, state_rows; row, &chunk);
+                row += ROWS;
+            }
+            if R::NORMALISED {
+                add_weighted_rows::<L>(w.z, decays.total, w.k, decays.to_end(0), place.rows);
+            }
+        }
+        copy_out::<L>(w.s, targets.state.at(state), value, key, columns);
+        if R::NORMALISED && task.split == 0 {
+            copy_out::<L>(w.z, targets.normaliser.at(task.state * key), key, 1, key);
+        }
+    }
+}
+
+/// Saves the state at the start of the `index`-th chunk of the task.
+#[inline(always)]
+unsafe fn save_start<L: Lanes, R: Rule>(
+    w: &Workspace,
+    task: &Task,
+    targets: Targets,
+    index: usize,
+    key: usize,
+    value: usize,
+) {
+    let chunk = task.first_chunk + index;
+    // SAFETY: the plan counted the chunks.
+    unsafe {
+        if !targets.saved_states.is_null() {
+            let to = targets.saved_states.at(chunk * key * value + task.columns.start);
+            copy_out::<L>(w.s, to, value, key, task.columns.len());
+        }
+        if R::NORMALISED && !targets.saved_normalisers.is_null() && task.split == 0 {
+            copy_out::<L>(w.z, targets.saved_normalisers.at(chunk * key), key, 1, key);
+        }
+    }
+}
+
+/// Factors of the chunk's rows: write rates, output factors, and for the additive rules the values
+/// decayed to the chunk's end.
+#[inline(always)]
+unsafe fn row_factors<L: Lanes, R: Rule>(w: &Workspace, inputs: &Inputs<'_>, place: Place, decays: Decays) {
+    // SAFETY: rows below CHUNK; `beta` was checked to reach the last token.
+    unsafe {
+        if R::NORMALISED {
+            denominators::<L>(w.q, w.p, w.z, decays, place.rows, w.out_scale.start);
+        }
+        for i in 0..place.rows {
+            let factor = w.out_scale.at(0, i);
+            *factor = if R::NORMALISED { 1.0 / *factor } else { inputs.dims.scale };
+            if R::DELTA {
+                let position = place.position + i * inputs.dims.heads;
+                *w.beta.at(0, i) =
+                    if i < place.tokens { *inputs.beta.get_unchecked(position) } else { 0.0 };
+            } else {
+                let decay = L::splat(*decays.to_end(i));
+                let mut j = 0;
+                while j < w.v.stride {
+                    L::load(w.v.at(i, j)).mul(decay).store(w.u_end.at(i, j));
+                    j += L::COUNT;
+                }
+            }
+        }
+    }
+}
+
+/// Writes and outputs of [`ROWS`] tokens.
+#[inline(always)]
+unsafe fn output_rows<L: Lanes, const N: usize, R: Rule>(column: usize, row: usize, c: &Chunk) {
+    // SAFETY: `run_task` calls it on rows and columns inside the matrices.
+    unsafe {
+        let w = &c.w;
+        let left = c.columns.saturating_sub(column);
+        let tokens = c.tokens - row;
+        if R::DELTA {
+            let mut acc = zeros::<L, N>();
+            multiply(&mut acc, c.key, w.k.at(row, 0), w.k.stride, w.s.at(0, column), w.s.stride);
+            for (m, registers) in acc.iter_mut().enumerate() {
+                let decay = L::splat(-*c.decays.from_start(row + m));
+                for (n, register) in registers.iter_mut().enumerate() {
+                    *register = register.mul_add(decay, L::load(w.v.at(row + m, column + n * L::COUNT)));
+                }
+            }
+            multiply(&mut acc, row, w.a.at(row, 0), w.a.stride, w.u.at(0, column), w.u.stride);
+            let mut u = acc;
+            for m in 0..ROWS {
+                for l in 0..m {
+                    let factor = L::splat(*w.a.at(row + m, row + l));
+                    for n in 0..N {
+                        acc[m][n] = factor.mul_add(u[l][n], acc[m][n]);
+                    }
+                }
+                let beta = L::splat(*w.beta.at(0, row + m));
+                for n in 0..N {
+                    u[m][n] = acc[m][n].mul(beta);
+                }
+            }
+            store(&u, w.u.at(row, column), w.u.stride);
+            if let Some(saved) = c.saved_row {
+                store_bounded(&acc, saved.add(row * c.stride + column), c.stride, tokens, left);
+            }
+            scale_rows(&mut u, c.decays.to_end(row));
+            store(&u, w.u_end.at(row, column), w.u_end.stride);
+        }
+        let mut acc = zeros::<L, N>();
+        multiply(&mut acc, c.key, w.q.at(row, 0), w.q.stride, w.s.at(0, column), w.s.stride);
+        scale_rows(&mut acc, c.decays.from_start(row));
+        multiply(&mut acc, row + ROWS, w.p.at(row, 0), w.p.stride, w.u.at(0, column), w.u.stride);
+        scale_rows(&mut acc, w.out_scale.at(0, row));
+        store_bounded(&acc, c.o.add(row * c.stride + column), c.stride, tokens, left);
+        if let (true, Some(saved)) = (R::NORMALISED, c.saved_row) {
+            store_bounded(&acc, saved.add(row * c.stride + column), c.stride, tokens, left);
+        }
+    }
+}
+
+/// [`ROWS`] rows of the state at the chunk's end.
+#[inline(always)]
+unsafe fn state_rows<L: Lanes, const N: usize>(column: usize, row: usize, c: &Chunk) {
+    // SAFETY: `run_task` calls it on rows and columns inside the matrices.
+    unsafe {
+        let w = &c.w;
+        let mut acc = load::<L, N>(w.s.at(row, column), w.s.stride);
+        let total = L::splat(c.decays.total);
+        for register in acc.iter_mut().flatten() {
+            *register = register.mul(total);
+        }
+        let (k, u) = (w.k.at(0, row), w.u_end.at(0, column));
+        multiply_transposed(&mut acc, c.tokens, k, w.k.stride, u, w.u_end.stride);
+        store(&acc, w.s.at(row, column), w.s.stride);
+    }
+}

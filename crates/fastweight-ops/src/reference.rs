@@ -1,0 +1,50 @@
+//! Small float64 products on row-major slices, for the plain loops that define the operators.
+
+use std::ops::Range;
+
+use crate::Offsets;
+
+/// Row and token range of each independent sequence: rows, or the documents of the one row.
+pub(crate) fn sequences(batch: usize, time: usize, offsets: Option<&Offsets>) -> Vec<(usize, Range<usize>)> {
+    match offsets {
+        Some(offsets) => offsets.ranges().map(|range| (0, range)).collect(),
+        None => (0..batch).map(|row| (row, 0..time)).collect(),
+    }
+}
+
+/// `sum_i a_i b_i`.
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// `y += factor * x`.
+pub(crate) fn add_scaled(y: &mut [f64], factor: f64, x: &[f64]) {
+    y.iter_mut().zip(x).for_each(|(y, x)| *y += factor * x);
+}
+
+/// `y *= factor`.
+pub(crate) fn multiply(y: &mut [f64], factor: f64) {
+    y.iter_mut().for_each(|y| *y *= factor);
+}
+
+/// What a memory `s [K,V]` returns for a key: `s^T k`.
+pub(crate) fn read(s: &[f64], k: &[f64], value: usize) -> Vec<f64> {
+    let mut out = vec![0.0; value];
+    k.iter().zip(s.chunks_exact(value)).for_each(|(&k, row)| add_scaled(&mut out, k, row));
+    out
+}
+
+/// The transpose of [`read`]: `s v`.
+pub(crate) fn read_back(s: &[f64], v: &[f64]) -> Vec<f64> {
+    s.chunks_exact(v.len()).map(|row| dot(row, v)).collect()
+}
+
+/// `s += k v^T`.
+pub(crate) fn write(s: &mut [f64], k: &[f64], v: &[f64]) {
+    k.iter().zip(s.chunks_exact_mut(v.len())).for_each(|(&k, row)| add_scaled(row, k, v));
+}
+
+/// `values`, or zeros when there are none.
+pub(crate) fn or_zeros(values: Option<&[f64]>, length: usize) -> Vec<f64> {
+    values.map_or_else(|| vec![0.0; length], <[f64]>::to_vec)
+}

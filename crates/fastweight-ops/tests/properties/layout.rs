@@ -1,0 +1,173 @@
+//! Tensors that are views, states that are absent, sequences without a token.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use fastweight_ops::delta::{delta_rule, delta_rule_step};
+use fastweight_ops::linear::{LinearGate, linear_attention, linear_attention_noncausal};
+use fastweight_ops::normalised_linear::normalised_linear_attention;
+use fastweight_ops::softmax::{SoftmaxOptions, softmax_attention};
+use fastweight_ops::{Offsets, Path, SequenceOptions};
+
+use crate::support::random::Random;
+
+const PATHS: [Path; 2] = [Path::Fused, Path::Composed];
+
+fn random<const D: usize>(seed: u64, shape: [usize; D], device: &Device) -> Tensor<D> {
+    let values: Vec<f32> = Random::new(seed).normals(&shape).values.iter().map(|&x| x as f32).collect();
+    Tensor::from_data(TensorData::new(values, shape), device)
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data().iter::<f64>().collect()
+}
+
+type Call = fn(Tensor<4>, Tensor<4>, Tensor<4>, Path) -> Tensor<4>;
+
+fn sequence(path: Path) -> SequenceOptions {
+    SequenceOptions { path, ..SequenceOptions::default() }
+}
+
+const CALLS: [(&str, Call); 4] = [
+    ("softmax", |q, k, v, path| {
+        let options = SoftmaxOptions { path, ..SoftmaxOptions::default() };
+        softmax_attention(q, k, v, None, &options).expect("valid arguments")
+    }),
+    ("linear", |q, k, v, path| {
+        linear_attention(q, k, v, LinearGate::None, None, &sequence(path)).expect("valid arguments").0
+    }),
+    ("normalised linear", |q, k, v, path| {
+        normalised_linear_attention(q, k, v, None, None, &sequence(path)).expect("valid arguments").0
+    }),
+    ("delta", |q, k, v, path| {
+        let beta = k.clone().sum_dim(3).squeeze_dim::<3>(3) * 0.1;
+        delta_rule(q, k * 0.3, v, beta, None, None, &sequence(path)).expect("valid arguments").0
+    }),
+];
+
+/// Inputs and the output's gradient as transposed views of other tensors.
+#[test]
+fn transposed_inputs_and_output_gradients_change_nothing() {
+    let device = Device::flex().autodiff();
+    for (name, call) in CALLS {
+        for path in PATHS {
+            let run = |transposed: bool| {
+                let leaves = [1, 2, 3].map(|seed| {
+                    let plain = random(seed, [2, 40, 3, 8], &device);
+                    let leaf = if transposed { plain.swap_dims(1, 2) } else { plain };
+                    let leaf = values_as_leaf(leaf);
+                    let view = if transposed { leaf.clone().swap_dims(1, 2) } else { leaf.clone() };
+                    (leaf, view)
+                });
+                let [q, k, v] = [0, 1, 2].map(|i| leaves[i].1.clone());
+                let o = call(q, k, v, path);
+                let up = random(4, [2, 40, 3, 8], &device);
+                let loss = if transposed { o.clone().swap_dims(1, 3) * up.swap_dims(1, 3) } else { o.clone() * up };
+                let grads = loss.sum().backward();
+                let mut all = values(o);
+                for (leaf, _) in leaves {
+                    let grad = leaf.grad(&grads).expect("a gradient");
+                    all.extend(values(if transposed { grad.swap_dims(1, 2) } else { grad }));
+                }
+                all
+            };
+            let (found, expected) = (run(true), run(false));
+            assert!(found.iter().all(|x| x.is_finite()), "{name} {path:?}");
+            crate::close(&found, &expected, 1e-6);
+        }
+    }
+}
+
+/// The same numbers as a contiguous leaf.
+fn values_as_leaf(tensor: Tensor<4>) -> Tensor<4> {
+    let device = tensor.device();
+    Tensor::from_data(tensor.into_data(), &device).require_grad()
+}
+
+#[test]
+fn an_absent_initial_state_is_zero() {
+    let device = Device::flex();
+    let [q, k, v] = [1, 2, 3].map(|seed| random::<4>(seed, [2, 30, 2, 6], &device));
+    let beta = random::<3>(4, [2, 30, 2], &device);
+    let zeros = || Tensor::<4>::zeros([2, 2, 6, 6], &device);
+    for path in PATHS {
+        let options = sequence(path);
+        let delta = |initial| {
+            let (o, s) = delta_rule(q.clone(), k.clone() * 0.3, v.clone(), beta.clone(), None, initial, &options)
+                .expect("valid arguments");
+            (values(o), values(s))
+        };
+        assert_eq!(delta(None), delta(Some(zeros())));
+        let linear = |initial| {
+            let (o, s) = linear_attention(q.clone(), k.clone(), v.clone(), LinearGate::None, initial, &options)
+                .expect("valid arguments");
+            (values(o), values(s))
+        };
+        assert_eq!(linear(None), linear(Some(zeros())));
+    }
+}
+
+/// No token: an empty output, and the states as they came; documents without a token likewise.
+#[test]
+fn a_sequence_without_a_token_returns_its_state() {
+    let device = Device::flex();
+    let empty = || Tensor::<4>::zeros([1, 0, 2, 4], &device);
+    let none = || Tensor::<3>::zeros([1, 0, 2], &device);
+    let state = random::<4>(1, [1, 2, 4, 4], &device);
+    let norm = random::<3>(2, [1, 2, 4], &device);
+    for path in PATHS {
+        let options = sequence(path);
+        let initial = Some(state.clone());
+        let (o, s) = delta_rule(empty(), empty(), empty(), none(), Some(none()), initial.clone(), &options).unwrap();
+        assert_eq!((o.dims(), values(s)), ([1, 0, 2, 4], values(state.clone())));
+        let gate = LinearGate::PerToken(none());
+        let (o, s) = linear_attention(empty(), empty(), empty(), gate, initial, &options).unwrap();
+        assert_eq!((o.dims(), values(s)), ([1, 0, 2, 4], values(state.clone())));
+        let initial = Some((state.clone(), norm.clone()));
+        let (o, s, z) = normalised_linear_attention(empty(), empty(), empty(), None, initial, &options).unwrap();
+        assert_eq!((o.dims(), values(s), values(z)), ([1, 0, 2, 4], values(state.clone()), values(norm.clone())));
+    }
+    let o = linear_attention_noncausal(empty(), empty(), empty(), &sequence(Path::Auto)).unwrap();
+    assert_eq!(o.dims(), [1, 0, 2, 4]);
+    let offsets = Some(Offsets::new(&[0, 0, 0], 0).unwrap());
+    let options = SequenceOptions { offsets, ..SequenceOptions::default() };
+    let states = random::<4>(1, [2, 2, 4, 4], &device);
+    let (_, s) = delta_rule(empty(), empty(), empty(), none(), None, Some(states.clone()), &options).unwrap();
+    assert_eq!(values(s), values(states));
+}
+
+/// A step must leave a state alone that the caller still holds.
+#[test]
+fn a_step_does_not_change_a_shared_state() {
+    let device = Device::flex();
+    let state = random::<4>(1, [1, 2, 4, 4], &device);
+    let kept = values(state.clone());
+    let token = |seed| random::<3>(seed, [1, 2, 4], &device);
+    let beta = random::<2>(5, [1, 2], &device);
+    let (_, next) = delta_rule_step(token(2), token(3), token(4), beta, None, state.clone(), None).unwrap();
+    assert_ne!(values(next), kept);
+    assert_eq!(values(state), kept);
+}
+
+/// Tensors without gradients beside one that has them are constants, not an error.
+#[test]
+fn one_tracked_input_among_constants_gets_its_gradient() {
+    let (plain, tracking) = (Device::flex(), Device::flex().autodiff());
+    for (name, call) in CALLS {
+        for path in PATHS {
+            let [q, k] = [1, 2].map(|seed| random::<4>(seed, [1, 20, 2, 4], &plain));
+            let v = random::<4>(3, [1, 20, 2, 4], &tracking).require_grad();
+            let grads = call(q, k, v.clone(), path).sum().backward();
+            let grad = values(v.grad(&grads).expect("a gradient"));
+            assert!(grad.iter().any(|x| *x != 0.0), "{name} {path:?}");
+        }
+    }
+}
+
+#[test]
+fn float64_tensors_take_the_composed_path() {
+    let device = Device::flex();
+    let x = || random::<4>(1, [1, 10, 2, 4], &device).cast(DType::F64);
+    let (o, _) = linear_attention(x(), x(), x(), LinearGate::None, None, &sequence(Path::Auto)).unwrap();
+    assert_eq!(o.dtype(), DType::F64);
+    let error = linear_attention(x(), x(), x(), LinearGate::None, None, &sequence(Path::Fused)).unwrap_err();
+    assert!(error.to_string().contains("no fused kernel"), "{error}");
+}

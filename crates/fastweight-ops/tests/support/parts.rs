@@ -1,0 +1,122 @@
+//! Parts of a problem along its batch, its time or its heads, and the outcome put together again.
+
+use std::ops::Range;
+
+use super::{Array, Arrays, Problem};
+
+/// Along which axis a problem is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Axis {
+    /// Rows of the batch (of states: sequences).
+    Batch,
+    /// Tokens; states have no such axis.
+    Time,
+    /// Heads.
+    Heads,
+}
+
+/// The axis of a named array, absent where the array has none.
+fn axis_of(name: &str, axis: Axis) -> Option<usize> {
+    let state = matches!(name, "S" | "z");
+    let cache = matches!(name, "k_cache" | "v_cache");
+    match axis {
+        Axis::Batch => Some(0),
+        Axis::Time => (!state && !cache).then_some(1),
+        Axis::Heads => Some(if state { 1 } else { 2 }),
+    }
+}
+
+impl Array {
+    pub fn slice(&self, axis: usize, range: Range<usize>) -> Self {
+        let inner: usize = self.shape[axis + 1..].iter().product();
+        let outer: usize = self.shape[..axis].iter().product();
+        let block = self.shape[axis] * inner;
+        let mut values = Vec::new();
+        for i in 0..outer {
+            values.extend(&self.values[i * block + range.start * inner..i * block + range.end * inner]);
+        }
+        let mut shape = self.shape.clone();
+        shape[axis] = range.len();
+        Self::new(&shape, values)
+    }
+
+    pub fn concatenate(parts: &[Self], axis: usize) -> Self {
+        let first = &parts[0];
+        let outer: usize = first.shape[..axis].iter().product();
+        let mut values = Vec::new();
+        for i in 0..outer {
+            for part in parts {
+                let block = part.values.len() / outer.max(1);
+                values.extend(&part.values[i * block..(i + 1) * block]);
+            }
+        }
+        let mut shape = first.shape.clone();
+        shape[axis] = parts.iter().map(|part| part.shape[axis]).sum();
+        Self::new(&shape, values)
+    }
+
+    pub fn add(&self, other: &Self) -> Self {
+        Self::new(&self.shape, self.values.iter().zip(&other.values).map(|(a, b)| a + b).collect())
+    }
+}
+
+pub fn slice(arrays: &Arrays, axis: Axis, range: Range<usize>) -> Arrays {
+    let cut = |(name, array): (&String, &Array)| {
+        let array = axis_of(name, axis).map_or_else(|| array.clone(), |at| array.slice(at, range.clone()));
+        (name.clone(), array)
+    };
+    arrays.iter().map(cut).collect()
+}
+
+/// Joins what [`slice`] cut; arrays without the axis come from the last part.
+pub fn concatenate(parts: &[Arrays], axis: Axis) -> Arrays {
+    let join = |name: &String| {
+        let all: Vec<Array> = parts.iter().filter_map(|part| part.get(name).cloned()).collect();
+        let joined = match axis_of(name, axis) {
+            Some(at) => Array::concatenate(&all, at),
+            None => all[all.len() - 1].clone(),
+        };
+        (name.clone(), joined)
+    };
+    parts[0].keys().map(join).collect()
+}
+
+/// The part of a problem without documents.
+pub fn part(problem: &Problem, axis: Axis, range: Range<usize>) -> Problem {
+    Problem {
+        inputs: slice(&problem.inputs, axis, range.clone()),
+        up: slice(&problem.up, axis, range),
+        ..problem.clone()
+    }
+}
+
+/// Each document of a packed problem as a problem of its own.
+pub fn documents(problem: &Problem) -> Vec<Problem> {
+    let offsets = problem.offsets.clone().expect("a packed problem");
+    let tokens_of = |arrays: &Arrays, n: usize| -> Arrays {
+        let tokens = slice(arrays, Axis::Time, offsets[n]..offsets[n + 1]);
+        let own = |(name, array): (String, Array)| {
+            let state = axis_of(&name, Axis::Time).is_none();
+            let array = if state { array.slice(0, n..n + 1) } else { array };
+            (name, array)
+        };
+        tokens.into_iter().map(own).collect()
+    };
+    let document = |n: usize| Problem {
+        inputs: tokens_of(&problem.inputs, n),
+        up: tokens_of(&problem.up, n),
+        offsets: None,
+        ..problem.clone()
+    };
+    (0..offsets.len() - 1).map(document).collect()
+}
+
+/// Joins outcomes of documents: tokens along time, states along their first axis.
+pub fn concatenate_documents(parts: &[Arrays]) -> Arrays {
+    let join = |name: &String| {
+        let all: Vec<Array> = parts.iter().map(|part| part[name].clone()).collect();
+        let axis = axis_of(name, Axis::Time).unwrap_or(0);
+        (name.clone(), Array::concatenate(&all, axis))
+    };
+    parts[0].keys().map(join).collect()
+}
