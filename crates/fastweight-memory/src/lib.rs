@@ -1,1 +1,30 @@
-//! placeholder
+//! Memory layers: sequence mixers with typed session states.
+//!
+//! A layer is made from a configuration and a [`LayerContext`] (`Config::init(&context, &device)`), reads a
+//! sequence with `forward(x, state, offsets) -> (y, state)` and one token with `step(x, state) -> (y, state)`.
+//! `forward` of `n` tokens followed by steps equals one longer `forward`; a batch row never sees another row,
+//! and a document packed in a row never sees another document.
+//!
+//! Trained parameters live in the layer (`burn` modules), session state in types that implement [`State`].
+//! [`MixerConfig`] names every layer for recipes, [`rules`] describes every named memory by its four choices.
+
+mod config;
+mod context;
+mod error;
+pub mod init;
+pub mod layers;
+mod mixer;
+pub mod names;
+pub mod padding;
+pub mod parameters;
+mod projection;
+pub mod rules;
+mod state;
+
+pub use config::MixerConfig;
+pub use context::LayerContext;
+pub use error::MemoryError;
+pub use layers::{Layer, LayerConfig};
+pub use mixer::Mixer;
+pub use projection::{Projection, RmsNorm, linear};
+pub use state::{ConvState, KvState, MatrixState, MixerState, NormalisedState, RotaryState, State, StateSize};

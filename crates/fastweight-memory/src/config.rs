@@ -1,0 +1,194 @@
+//! Any mixer's configuration, as recipes write it.
+
+use burn::tensor::Device;
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
+
+use crate::init::initialise;
+use crate::layers::{
+    DeltaNetConfig, Elu1LinearAttentionConfig, GatedDeltaNetConfig, LayerConfig, LightningAttentionConfig,
+    LinearAttentionConfig, Mamba2Config, RetNetConfig, SoftmaxAttentionConfig,
+};
+use crate::{LayerContext, MemoryError, Mixer, StateSize, names};
+
+/// Which mixer a layer has, and its options.
+///
+/// Written as a name, `"delta_net"`, or as a table, `{ kind = "softmax_attention", window = 64 }`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum MixerConfig {
+    /// `softmax_attention`: causal softmax attention.
+    SoftmaxAttention(SoftmaxAttentionConfig),
+    /// `linear_attention`: linear attention without normaliser.
+    LinearAttention(LinearAttentionConfig),
+    /// `elu1_linear_attention`: normalised linear attention with the feature map ELU + 1.
+    #[serde(rename = "elu1_linear_attention")]
+    Elu1LinearAttention(Elu1LinearAttentionConfig),
+    /// `retnet`: linear attention with a fixed decay per head.
+    #[serde(rename = "retnet")]
+    RetNet(RetNetConfig),
+    /// `lightning_attention`: linear attention with a fixed decay per head and layer.
+    LightningAttention(LightningAttentionConfig),
+    /// `mamba2`: linear attention with a decay per head and token.
+    #[serde(rename = "mamba2")]
+    Mamba2(Mamba2Config),
+    /// `delta_net`: the delta rule.
+    DeltaNet(DeltaNetConfig),
+    /// `gated_delta_net`: the delta rule with a decay per head and token.
+    GatedDeltaNet(GatedDeltaNetConfig),
+}
+
+macro_rules! each {
+    ($config:expr, $variant:ident, $inner:ident => $result:expr) => {
+        each!(@ $config, $variant, $inner, $result, SoftmaxAttention LinearAttention Elu1LinearAttention
+            RetNet LightningAttention Mamba2 DeltaNet GatedDeltaNet)
+    };
+    (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
+        match $config {
+            $(MixerConfig::$name($inner) => {
+                #[allow(unused)]
+                use Mixer::$name as $variant;
+                $result
+            })*
+        }
+    };
+}
+
+impl MixerConfig {
+    /// Names of all mixers, in the order of the documentation.
+    pub const NAMES: [&'static str; 8] = [
+        SoftmaxAttentionConfig::NAME,
+        LinearAttentionConfig::NAME,
+        Elu1LinearAttentionConfig::NAME,
+        RetNetConfig::NAME,
+        LightningAttentionConfig::NAME,
+        Mamba2Config::NAME,
+        DeltaNetConfig::NAME,
+        GatedDeltaNetConfig::NAME,
+    ];
+
+    /// The mixer of a name, with its default options.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::with_options(name, serde_json::Map::new())?.ok()
+    }
+
+    /// The mixer's name in recipes.
+    pub fn name(&self) -> &'static str {
+        fn name<C: LayerConfig>(_: &C) -> &'static str {
+            C::NAME
+        }
+        each!(self, Layer, config => name(config))
+    }
+
+    /// Checks the options against the layer's geometry.
+    ///
+    /// # Errors
+    /// [`MemoryError::Setting`] names the setting and what to change.
+    pub fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
+        each!(self, Layer, config => config.validate(ctx))
+    }
+
+    /// The layer with all parameters zero, to be initialised or loaded.
+    ///
+    /// # Errors
+    /// Those of [`MixerConfig::validate`].
+    pub fn build(&self, ctx: &LayerContext, device: &Device) -> Result<Mixer, MemoryError> {
+        each!(self, Layer, config => config.build(ctx, device).map(Layer))
+    }
+
+    /// The layer with weights drawn from the context's seed.
+    ///
+    /// # Errors
+    /// Those of [`MixerConfig::validate`].
+    pub fn init(&self, ctx: &LayerContext, device: &Device) -> Result<Mixer, MemoryError> {
+        Ok(initialise(self.build(ctx, device)?, ctx.seed, ctx.layers))
+    }
+
+    /// Trained parameters, exact, without building the layer.
+    pub fn parameter_count(&self, ctx: &LayerContext) -> usize {
+        each!(self, Layer, config => config.parameter_count(ctx))
+    }
+
+    /// Bytes of one sequence's state after `tokens` tokens.
+    pub fn state_size(&self, ctx: &LayerContext, tokens: usize) -> StateSize {
+        each!(self, Layer, config => config.state_size(ctx, tokens))
+    }
+
+    /// The mixer of a name with the given options; none for an unknown name.
+    fn with_options(name: &str, options: Options) -> Option<Result<Self, String>> {
+        Some(match name {
+            SoftmaxAttentionConfig::NAME => parse(options).map(Self::SoftmaxAttention),
+            LinearAttentionConfig::NAME => parse(options).map(Self::LinearAttention),
+            Elu1LinearAttentionConfig::NAME => parse(options).map(Self::Elu1LinearAttention),
+            RetNetConfig::NAME => parse(options).map(Self::RetNet),
+            LightningAttentionConfig::NAME => parse(options).map(Self::LightningAttention),
+            Mamba2Config::NAME => parse(options).map(Self::Mamba2),
+            DeltaNetConfig::NAME => parse(options).map(Self::DeltaNet),
+            GatedDeltaNetConfig::NAME => parse(options).map(Self::GatedDeltaNet),
+            _ => return None,
+        })
+    }
+}
+
+type Options = serde_json::Map<String, serde_json::Value>;
+
+/// Reads a layer's options one by one, so that a message can name the option.
+fn parse<C: LayerConfig>(options: Options) -> Result<C, String> {
+    let known = match serde_json::to_value(C::default()) {
+        Ok(serde_json::Value::Object(defaults)) => defaults,
+        _ => Options::new(),
+    };
+    let mut config = C::default();
+    let mut accepted = Options::new();
+    for (option, value) in options {
+        if !known.contains_key(&option) {
+            let known: Vec<&str> = known.keys().map(String::as_str).collect();
+            return Err(names::unknown(&format!("option of {}", C::NAME), &option, &known));
+        }
+        accepted.insert(option.clone(), value);
+        config = serde_json::from_value(serde_json::Value::Object(accepted.clone()))
+            .map_err(|error| format!("{} of {}: {error}", option, C::NAME))?;
+    }
+    Ok(config)
+}
+
+impl<'de> Deserialize<'de> for MixerConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NameOrTable;
+
+        fn unknown<E: Error>(name: &str) -> E {
+            E::custom(names::unknown("mixer", name, &MixerConfig::NAMES))
+        }
+
+        impl<'de> Visitor<'de> for NameOrTable {
+            type Value = MixerConfig;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("a mixer's name or a table with its kind and options")
+            }
+
+            fn visit_str<E: Error>(self, name: &str) -> Result<MixerConfig, E> {
+                MixerConfig::by_name(name).ok_or_else(|| unknown(name))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<MixerConfig, A::Error> {
+                let mut options = Options::new();
+                while let Some((key, value)) = map.next_entry()? {
+                    options.insert(key, value);
+                }
+                let Some(kind) = options.remove("kind") else {
+                    return Err(A::Error::custom("a mixer table needs its kind, such as kind = \"delta_net\""));
+                };
+                let Some(name) = kind.as_str() else {
+                    return Err(A::Error::custom(format!("kind is {kind}, expected a mixer's name")));
+                };
+                match MixerConfig::with_options(name, options) {
+                    None => Err(unknown(name)),
+                    Some(result) => result.map_err(A::Error::custom),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(NameOrTable)
+    }
+}

@@ -1,0 +1,150 @@
+//! Seeded initial weights.
+//!
+//! Every parameter is drawn from its own ChaCha8 stream, keyed by the seed and the parameter's name, so that its
+//! value depends on nothing else: neither on other parameters nor on any global random state.
+
+use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::tensor::{Tensor, TensorData};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+use crate::parameters::{PathTracker, replace};
+
+/// Standard deviation of embedding and output-head weights.
+pub const EMBEDDING_STD: f64 = 0.02;
+
+/// A parameter that is zero until [`initialise`] or a checkpoint gives it a value.
+pub fn placeholder<const D: usize>(shape: [usize; D], device: &burn::tensor::Device) -> Param<Tensor<D>> {
+    Param::uninitialized(
+        ParamId::new(),
+        move |device, require_grad| Tensor::zeros(shape, device).set_require_grad(require_grad),
+        device.clone(),
+        true,
+        shape.into(),
+    )
+}
+
+/// Draws every float parameter of `module` afresh and gives it an identity that depends on its name only.
+///
+/// `layers` is the depth of the model: maps that write to the residual stream (`o`, `down`) are divided by
+/// `sqrt(2 * layers)`. What a parameter is follows from its name:
+///
+/// | name | value |
+/// |---|---|
+/// | `embedding.weight`, `head.weight` | normal, standard deviation 0.02 |
+/// | other matrices | normal, standard deviation `1 / sqrt(inputs)` |
+/// | `conv` | uniform in `+-1 / sqrt(width)` |
+/// | `a_log` | `ln A`, A uniform in [1, 16] (Mamba-2, Gated DeltaNet) |
+/// | `dt_bias` | `softplus^-1(dt)`, dt log-uniform in [0.001, 0.1] |
+/// | norms, `d_skip` | 1 |
+pub fn initialise<M: Module>(module: M, seed: u64, layers: usize) -> M {
+    struct Initialiser(PathTracker, u64, usize);
+    impl ModuleMapper for Initialiser {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.0.enter(name, container);
+        }
+        fn exit_module(&mut self, _name: &str, container: &str) {
+            self.0.exit(container);
+        }
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let name = self.0.name();
+            let shape = param.lazy_shape().to_vec();
+            let values = draw(&name, &shape, self.1, self.2);
+            replace(param, ParamId::from(name_hash(&name)), TensorData::new(values, shape))
+        }
+    }
+    module.map(&mut Initialiser(PathTracker::default(), seed, layers))
+}
+
+fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
+    let mut stream = Stream::new(seed, name);
+    let count = shape.iter().product();
+    let mut fill = |sample: &mut dyn FnMut(&mut Stream) -> f64| -> Vec<f32> {
+        (0..count).map(|_| sample(&mut stream) as f32).collect()
+    };
+    let mut parts = name.rsplit('.');
+    let (leaf, parent) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
+    match (leaf, parent) {
+        ("a_log", _) => fill(&mut |s| (1.0 + 15.0 * s.uniform()).ln()),
+        ("dt_bias", _) => fill(&mut |s| {
+            let dt = (1e-3f64.ln() + s.uniform() * (0.1f64 / 1e-3).ln()).exp();
+            dt + (-(-dt).exp_m1()).ln()
+        }),
+        ("conv", _) => {
+            let bound = 1.0 / (shape[shape.len() - 1] as f64).sqrt();
+            fill(&mut |s| bound * (2.0 * s.uniform() - 1.0))
+        }
+        _ if shape.len() == 1 => vec![1.0; count],
+        (_, "embedding" | "head") => fill(&mut |s| EMBEDDING_STD * s.normal()),
+        (_, parent) => {
+            let residual = if matches!(parent, "o" | "down") { 2.0 * layers as f64 } else { 1.0 };
+            let std = 1.0 / (shape[0] as f64 * residual).sqrt();
+            fill(&mut |s| std * s.normal())
+        }
+    }
+}
+
+/// FNV-1a of the name, 64 bits.
+fn name_hash(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// Random numbers of one parameter.
+struct Stream {
+    rng: ChaCha8Rng,
+    spare: Option<f64>,
+}
+
+impl Stream {
+    fn new(seed: u64, name: &str) -> Self {
+        let mut key = [0; 32];
+        key[..8].copy_from_slice(&seed.to_le_bytes());
+        key[8..16].copy_from_slice(&name_hash(name).to_le_bytes());
+        key[16..24].copy_from_slice(b"init0001");
+        Self { rng: ChaCha8Rng::from_seed(key), spare: None }
+    }
+
+    /// Uniform in (0, 1).
+    fn uniform(&mut self) -> f64 {
+        ((self.rng.next_u64() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+    }
+
+    /// Standard normal (Box and Muller).
+    fn normal(&mut self) -> f64 {
+        if let Some(spare) = self.spare.take() {
+            return spare;
+        }
+        let radius = (-2.0 * self.uniform().ln()).sqrt();
+        let (sin, cos) = (std::f64::consts::TAU * self.uniform()).sin_cos();
+        self.spare = Some(radius * sin);
+        radius * cos
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draws_have_the_stated_distribution_and_depend_on_seed_and_name() {
+        let weights = draw("q.weight", &[64, 256], 7, 1);
+        let mean = weights.iter().map(|w| f64::from(*w)).sum::<f64>() / weights.len() as f64;
+        let variance = weights.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>() / weights.len() as f64;
+        assert!(mean.abs() < 5e-3, "{mean}");
+        assert!((variance * 64.0 - 1.0).abs() < 0.05, "{variance}");
+        assert_eq!(weights, draw("q.weight", &[64, 256], 7, 1));
+        assert_ne!(weights, draw("q.weight", &[64, 256], 8, 1));
+        assert_ne!(weights, draw("k.weight", &[64, 256], 7, 1));
+        let residual = draw("o.weight", &[64, 256], 7, 8);
+        let variance = residual.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>() / residual.len() as f64;
+        assert!((variance * 64.0 * 16.0 - 1.0).abs() < 0.05, "{variance}");
+        for dt in draw("dt_bias", &[1000], 0, 1).iter().map(|b| f64::from(*b).exp().ln_1p()) {
+            assert!((0.99e-3..=0.101).contains(&dt), "{dt}");
+        }
+        for a in draw("a_log", &[1000], 0, 1).iter().map(|a| a.exp()) {
+            assert!((0.99..=16.01).contains(&a), "{a}");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The memory layers, one file each.
+//!
+//! Every layer has a configuration with defaults that implements [`LayerConfig`], and implements [`Layer`].
+
+mod delta_net;
+mod elu1_linear_attention;
+mod gated_delta_net;
+mod lightning_attention;
+mod linear_attention;
+mod mamba2;
+mod retnet;
+mod softmax_attention;
+
+pub use delta_net::{DeltaNet, DeltaNetConfig};
+pub use elu1_linear_attention::{Elu1LinearAttention, Elu1LinearAttentionConfig};
+pub use gated_delta_net::{GatedDeltaNet, GatedDeltaNetConfig};
+pub use lightning_attention::{LightningAttention, LightningAttentionConfig};
+pub use linear_attention::{LinearAttention, LinearAttentionConfig};
+pub use mamba2::{Mamba2, Mamba2Config};
+pub use retnet::{RetNet, RetNetConfig};
+pub use softmax_attention::{SoftmaxAttention, SoftmaxAttentionConfig};
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor, TensorData};
+use fastweight_ops::rope::{Positions, rotate};
+use fastweight_ops::{Offsets, OpError, SequenceOptions};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::init::initialise;
+use crate::projection::QkvSizes;
+use crate::{LayerContext, MatrixState, MemoryError, MixerState, State, StateSize};
+
+/// Options of a layer, as recipes write them; together with a [`LayerContext`] they make the layer.
+pub trait LayerConfig: Clone + Default + Serialize + DeserializeOwned {
+    /// The layer's name in recipes.
+    const NAME: &'static str;
+    /// The layer that is made.
+    type Layer: Layer;
+
+    /// Checks the options against the layer's geometry.
+    ///
+    /// # Errors
+    /// [`MemoryError::Setting`] names the setting and what to change.
+    fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError>;
+
+    /// The layer with all parameters zero, to be initialised or loaded.
+    ///
+    /// # Errors
+    /// Those of [`LayerConfig::validate`].
+    fn build(&self, ctx: &LayerContext, device: &Device) -> Result<Self::Layer, MemoryError>;
+
+    /// Trained parameters, exact, without building the layer.
+    fn parameter_count(&self, ctx: &LayerContext) -> usize;
+
+    /// Bytes of one sequence's state after `tokens` tokens.
+    fn state_size(&self, ctx: &LayerContext, tokens: usize) -> StateSize;
+
+    /// The layer with weights drawn from the context's seed.
+    ///
+    /// # Errors
+    /// Those of [`LayerConfig::validate`].
+    fn init(&self, ctx: &LayerContext, device: &Device) -> Result<Self::Layer, MemoryError> {
+        Ok(initialise(self.build(ctx, device)?, ctx.seed, ctx.layers))
+    }
+}
+
+/// A causal sequence mixer with a carried state.
+///
+/// `forward` of any cut of a sequence, and steps after it, give what one `forward` of the whole gives.
+pub trait Layer: Module {
+    /// What it carries from token to token.
+    type State: State + Into<MixerState> + TryFrom<MixerState, Error = MemoryError>;
+
+    /// Reads `x [B, T, width]`; returns `[B, T, width]` and the state after it.
+    ///
+    /// Without a state every sequence starts empty. With offsets `x` is one row of documents and the state holds
+    /// one sequence per document.
+    ///
+    /// # Errors
+    /// An input, state or offsets that do not fit.
+    fn forward(
+        &self,
+        x: Tensor<3>,
+        state: Option<Self::State>,
+        offsets: Option<&Offsets>,
+    ) -> Result<(Tensor<3>, Self::State), MemoryError>;
+
+    /// Reads one token per row, `x [B, width]`; returns `[B, width]` and the state after it.
+    ///
+    /// # Errors
+    /// An input or state that does not fit.
+    fn step(&self, x: Tensor<2>, state: Self::State) -> Result<(Tensor<2>, Self::State), MemoryError>;
+
+    /// The state of `batch` sequences before their first token.
+    fn zero_state(&self, batch: usize, device: &Device) -> Self::State;
+}
+
+/// Bytes of a state element; states are float32.
+const STATE_ELEMENT: usize = 4;
+
+/// Added to the squared norm of keys and queries before the L2 normalisation.
+const L2_EPS: f32 = 1e-6;
+
+fn sequence_options(offsets: Option<&Offsets>, scale: Option<f32>) -> SequenceOptions {
+    SequenceOptions { scale, offsets: offsets.cloned(), ..SequenceOptions::default() }
+}
+
+/// An empty matrix memory `[batch, H, K, V]` and its convolutions' states.
+fn zero_matrix(ctx: &LayerContext, qkv: &QkvSizes, batch: usize, device: &Device) -> MatrixState {
+    let memory = Tensor::zeros([batch, ctx.heads, ctx.head_dim, ctx.value_dim], device);
+    MatrixState { memory, conv: qkv.zero_conv(batch, device) }
+}
+
+/// Bytes of one sequence's [`MatrixState`].
+fn matrix_size(ctx: &LayerContext, qkv: &QkvSizes) -> StateSize {
+    let elements = ctx.heads * ctx.head_dim * ctx.value_dim + qkv.conv_elements();
+    StateSize { fixed: elements * STATE_ELEMENT, growing: 0 }
+}
+
+/// Turns queries and keys by their positions; `starts` is the position of each sequence's first token.
+fn rotate_pair(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    starts: &[usize],
+    offsets: Option<&Offsets>,
+    base: f32,
+) -> Result<(Tensor<4>, Tensor<4>), OpError> {
+    let positions = match offsets {
+        Some(offsets) => Positions::packed(offsets.clone(), starts.to_vec())?,
+        None => Positions::rows(starts.to_vec()),
+    };
+    Ok((rotate(q, &positions, base)?, rotate(k, &positions, base)?))
+}
+
+/// Positions after the sequences' new tokens were read.
+fn advance(mut positions: Vec<usize>, time: usize, offsets: Option<&Offsets>) -> Vec<usize> {
+    match offsets {
+        Some(offsets) => {
+            positions.iter_mut().zip(offsets.ranges()).for_each(|(position, range)| *position += range.len());
+        }
+        None => positions.iter_mut().for_each(|position| *position += time),
+    }
+    positions
+}
+
+/// Fixed log decays, `[H]`.
+fn decay_tensor(decays: &[f32], device: &Device) -> Tensor<1> {
+    Tensor::from_data(TensorData::new(decays.to_vec(), [decays.len()]), device)
+}

@@ -1,0 +1,76 @@
+//! Mixers as recipes write them.
+
+use fastweight_memory::layers::SoftmaxAttentionConfig;
+use fastweight_memory::{LayerContext, MixerConfig};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Recipe {
+    mixer: MixerConfig,
+}
+
+fn error(recipe: &str) -> String {
+    toml::from_str::<Recipe>(recipe).unwrap_err().to_string()
+}
+
+#[test]
+fn a_name_or_a_table_names_a_mixer() {
+    for name in MixerConfig::NAMES {
+        let short: Recipe = toml::from_str(&format!("mixer = {name:?}")).unwrap();
+        let long: Recipe = toml::from_str(&format!("mixer = {{ kind = {name:?} }}")).unwrap();
+        assert_eq!(short, long);
+        assert_eq!(short.mixer.name(), name);
+        assert_eq!(short, toml::from_str(&toml::to_string(&short).unwrap()).unwrap());
+        assert_eq!(short, serde_json::from_str(&serde_json::to_string(&short).unwrap()).unwrap());
+    }
+    let recipe: Recipe =
+        toml::from_str("mixer = { window = 64, kind = 'softmax_attention', rope_base = 500.0 }").unwrap();
+    let expected =
+        SoftmaxAttentionConfig { window: Some(64), rope_base: 500.0, ..SoftmaxAttentionConfig::default() };
+    assert_eq!(recipe.mixer, MixerConfig::SoftmaxAttention(expected));
+    assert_eq!(recipe, toml::from_str(&toml::to_string(&recipe).unwrap()).unwrap());
+}
+
+#[test]
+fn a_slip_in_a_recipe_is_named_and_corrected() {
+    let cases = [
+        ("mixer = 'delta-net'", "did you mean \"delta_net\""),
+        ("mixer = 'xyz'", "known are softmax_attention"),
+        ("mixer = { kind = 'gated_deltanet' }", "did you mean \"gated_delta_net\""),
+        ("mixer = { kind = 'softmax_attention', windw = 3 }", "did you mean \"window\""),
+        ("mixer = { kind = 'delta_net', window = 3 }", "unknown option of delta_net \"window\""),
+        ("mixer = { kind = 'softmax_attention', window = 'wide' }", "window of softmax_attention"),
+        ("mixer = { kind = 'softmax_attention', window = -1 }", "window of softmax_attention"),
+        ("mixer = { window = 3 }", "needs its kind"),
+        ("mixer = { kind = 3 }", "kind is 3"),
+        ("mixer = 3", "a mixer's name or a table"),
+    ];
+    for (recipe, words) in cases {
+        let message = error(recipe);
+        assert!(message.contains(words), "{recipe}: {message}");
+        assert!(message.contains("line 1"), "{recipe}: {message}");
+    }
+}
+
+#[test]
+fn sizes_that_do_not_fit_say_what_to_change() {
+    let ctx = || LayerContext::new(24, 2);
+    let check = |recipe: &str, ctx: LayerContext| {
+        let mixer: MixerConfig = toml::from_str(recipe).unwrap();
+        mixer.validate(&ctx).unwrap_err().to_string()
+    };
+    let cases = [
+        (check("kind = 'softmax_attention'\nkv_heads = 3", ctx()), "kv_heads is 3, expected a divisor of heads = 2"),
+        (check("kind = 'softmax_attention'\nkv_heads = 0", ctx()), "kv_heads is 0"),
+        (check("kind = 'softmax_attention'\nwindow = 0", ctx()), "window is 0"),
+        (check("kind = 'softmax_attention'", LayerContext { head_dim: 5, ..ctx() }), "head_dim is 5, expected an even"),
+        (check("kind = 'retnet'\nrope_base = 0.0", ctx()), "rope_base is 0"),
+        (check("kind = 'delta_net'\nconv_width = 1", ctx()), "conv_width is 1"),
+        (check("kind = 'mamba2'", LayerContext { heads: 0, ..ctx() }), "mamba2: heads is 0"),
+        (check("kind = 'mamba2'", LayerContext { layer: 1, ..ctx() }), "layer is 1, expected below layers = 1"),
+        (check("kind = 'mamba2'", LayerContext { norm_eps: 0.0, ..ctx() }), "norm_eps is 0"),
+    ];
+    for (message, words) in cases {
+        assert!(message.contains(words), "{message}");
+    }
+}
