@@ -1,1 +1,23 @@
-//! placeholder
+//! Language models of memory blocks, and presets by name.
+//!
+//! A [`LanguageModel`] is an embedding, blocks of a mixer and a SwiGLU map with a normalisation before each, a last
+//! normalisation and an output head. [`ModelConfig`] describes it, counts its parameters and state bytes without
+//! building it, and makes it from a seed. What a session carries is a [`ModelState`].
+
+mod block;
+mod config;
+mod error;
+mod language_model;
+mod ledger;
+pub mod presets;
+mod state;
+
+pub use block::{Block, SwiGlu};
+pub use config::ModelConfig;
+pub use error::ModelError;
+pub use language_model::{Embedding, LanguageModel};
+pub use ledger::{LayerBytes, StateBytes};
+pub use state::ModelState;
+
+pub use fastweight_memory::parameters::{ParameterGroup, ParameterInfo};
+pub use fastweight_memory::{MixerConfig, State};

@@ -1,0 +1,189 @@
+//! Description of a language model.
+
+use burn::tensor::Device;
+use fastweight_memory::init::initialise;
+use fastweight_memory::layers::GatedDeltaNetConfig;
+use fastweight_memory::{LayerContext, MixerConfig, RmsNorm, linear};
+use serde::{Deserialize, Serialize};
+
+use crate::block::{Block, SwiGlu};
+use crate::language_model::{Embedding, LanguageModel};
+use crate::{LayerBytes, ModelError, StateBytes};
+
+/// Sizes and mixers of a language model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// Channels of the residual stream.
+    pub width: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Heads of every mixer.
+    pub heads: usize,
+    /// Key and query channels of a head; `width / heads` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_dim: Option<usize>,
+    /// Value channels of a head; as `head_dim` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_dim: Option<usize>,
+    /// Mixers, repeated over the layers: three delta layers, then one attention, and so on.
+    pub mixers: Vec<MixerConfig>,
+    /// Hidden channels of the SwiGLU maps; 8/3 of the width, rounded up to a multiple of 8, when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mlp_hidden: Option<usize>,
+    /// The output head is the embedding.
+    #[serde(default)]
+    pub tied: bool,
+    /// Added to the mean square in every RMS normalisation.
+    #[serde(default = "default_norm_eps")]
+    pub norm_eps: f64,
+}
+
+fn default_norm_eps() -> f64 {
+    1e-5
+}
+
+impl Default for ModelConfig {
+    /// A small Gated DeltaNet over bytes: width 64, 2 layers, 2 heads.
+    fn default() -> Self {
+        Self::new(256, 64, 2, 2, MixerConfig::GatedDeltaNet(GatedDeltaNetConfig::default()))
+    }
+}
+
+impl ModelConfig {
+    /// A model with one mixer in every layer, an untied head and default sizes elsewhere.
+    pub fn new(vocab: usize, width: usize, layers: usize, heads: usize, mixer: MixerConfig) -> Self {
+        Self {
+            vocab,
+            width,
+            layers,
+            heads,
+            head_dim: None,
+            value_dim: None,
+            mixers: vec![mixer],
+            mlp_hidden: None,
+            tied: false,
+            norm_eps: default_norm_eps(),
+        }
+    }
+
+    /// Checks all sizes and every layer's mixer.
+    ///
+    /// # Errors
+    /// [`ModelError::Setting`] or [`ModelError::Layer`] says what to change.
+    pub fn validate(&self) -> Result<(), ModelError> {
+        let setting = |setting, found: String, expected: String| {
+            Err(ModelError::Setting { setting, found, expected })
+        };
+        let sizes = [
+            ("vocab", self.vocab),
+            ("width", self.width),
+            ("layers", self.layers),
+            ("heads", self.heads),
+            ("mixers", self.mixers.len()),
+            ("mlp_hidden", self.mlp_hidden()),
+        ];
+        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return setting(*name, "0".into(), "at least 1".into());
+        }
+        if self.head_dim.is_none() && !self.width.is_multiple_of(self.heads) {
+            let expected = format!("a divisor of width = {}, or give head_dim", self.width);
+            return setting("heads", self.heads.to_string(), expected);
+        }
+        for layer in 0..self.layers {
+            self.mixer(layer)
+                .validate(&self.context(layer))
+                .map_err(|source| ModelError::Layer { layer, source })?;
+        }
+        Ok(())
+    }
+
+    /// The mixer of a layer.
+    ///
+    /// # Panics
+    /// When `mixers` is empty, which [`ModelConfig::validate`] reports.
+    pub fn mixer(&self, layer: usize) -> &MixerConfig {
+        &self.mixers[layer % self.mixers.len()]
+    }
+
+    /// Geometry of a layer.
+    pub fn context(&self, layer: usize) -> LayerContext {
+        let head_dim = self.head_dim.unwrap_or(self.width / self.heads.max(1));
+        LayerContext {
+            width: self.width,
+            heads: self.heads,
+            head_dim,
+            value_dim: self.value_dim.unwrap_or(head_dim),
+            layer,
+            layers: self.layers,
+            norm_eps: self.norm_eps,
+            seed: 0,
+        }
+    }
+
+    /// Hidden channels of the SwiGLU maps.
+    pub fn mlp_hidden(&self) -> usize {
+        self.mlp_hidden.unwrap_or_else(|| (8 * self.width).div_ceil(3).next_multiple_of(8))
+    }
+
+    /// The model with weights drawn from `seed`; the same seed gives the same weights, whatever else has used
+    /// random numbers.
+    ///
+    /// # Errors
+    /// Those of [`ModelConfig::validate`].
+    pub fn init(&self, seed: u64, device: &Device) -> Result<LanguageModel, ModelError> {
+        Ok(initialise(self.build(device)?, seed, self.layers))
+    }
+
+    /// The model with all parameters zero, to be loaded from a checkpoint.
+    ///
+    /// # Errors
+    /// Those of [`ModelConfig::validate`].
+    pub fn build(&self, device: &Device) -> Result<LanguageModel, ModelError> {
+        self.validate()?;
+        let norm = || RmsNorm::new(self.width, self.norm_eps, device);
+        let block = |layer: usize| {
+            let mixer = self.mixer(layer).build(&self.context(layer), device);
+            let mlp = SwiGlu::new(self.width, self.mlp_hidden(), device);
+            let mixer = mixer.map_err(|source| ModelError::Layer { layer, source })?;
+            Ok(Block { mixer_norm: norm(), mixer, mlp_norm: norm(), mlp })
+        };
+        Ok(LanguageModel {
+            embedding: Embedding::new(self.vocab, self.width, device),
+            blocks: (0..self.layers).map(block).collect::<Result<_, ModelError>>()?,
+            norm: norm(),
+            head: (!self.tied).then(|| linear(self.width, self.vocab, device)),
+            config: self.clone(),
+        })
+    }
+
+    /// Trained parameters, exact, without building the model.
+    pub fn parameter_count(&self) -> usize {
+        let embeddings = self.vocab * self.width * if self.tied { 1 } else { 2 };
+        let mlp = 3 * self.width * self.mlp_hidden();
+        let block =
+            |layer| self.mixer(layer).parameter_count(&self.context(layer)) + mlp + 2 * self.width;
+        embeddings + self.width + (0..self.layers).map(block).sum::<usize>()
+    }
+
+    /// Whether a session's state grows with every token read: some layer is softmax attention without a window.
+    pub fn state_grows(&self) -> bool {
+        let grows = |mixer: &MixerConfig| match mixer {
+            MixerConfig::SoftmaxAttention(config) => config.window.is_none(),
+            _ => false,
+        };
+        self.mixers.iter().take(self.layers).any(grows)
+    }
+
+    /// Bytes of one session's state after `tokens` tokens, layer by layer.
+    pub fn state_bytes(&self, tokens: usize) -> StateBytes {
+        let layer = |layer| LayerBytes {
+            layer,
+            mixer: self.mixer(layer).name(),
+            size: self.mixer(layer).state_size(&self.context(layer), tokens),
+        };
+        StateBytes { tokens, layers: (0..self.layers).map(layer).collect() }
+    }
+}

@@ -1,0 +1,67 @@
+//! Models by name: a mixer (or a hybrid) and a size, `delta_net-tiny`, `hybrid_3to1-small`.
+
+use fastweight_memory::{MixerConfig, names};
+
+use crate::{ModelConfig, ModelError};
+
+/// Sizes: name, width, layers, heads, vocabulary (bytes).
+const SIZES: [(&str, usize, usize, usize, usize); 4] = [
+    ("tiny", 32, 2, 2, 256),
+    ("small", 128, 4, 2, 256),
+    ("base", 256, 8, 4, 256),
+    ("large", 768, 12, 12, 256),
+];
+
+/// Hybrids: name, and the mixers repeated over the layers.
+const HYBRIDS: [(&str, &[&str]); 3] = [
+    ("hybrid_3to1", &["delta_net", "delta_net", "delta_net", "softmax_attention"]),
+    (
+        "hybrid_gated_3to1",
+        &["gated_delta_net", "gated_delta_net", "gated_delta_net", "softmax_attention"],
+    ),
+    ("hybrid_1to1", &["gated_delta_net", "softmax_attention"]),
+];
+
+fn families() -> impl Iterator<Item = &'static str> {
+    MixerConfig::NAMES.into_iter().chain(HYBRIDS.iter().map(|(name, _)| *name))
+}
+
+/// All presets, family by family, small to large.
+pub fn names() -> Vec<String> {
+    families().flat_map(|family| SIZES.iter().map(move |size| format!("{family}-{}", size.0))).collect()
+}
+
+/// The preset of a name. Its vocabulary is 256, for bytes; set `vocab` for another tokenizer.
+///
+/// # Errors
+/// [`ModelError::Preset`] with the closest name, or with all families and sizes.
+pub fn by_name(name: &str) -> Result<ModelConfig, ModelError> {
+    find(name).ok_or_else(|| {
+        let known = names();
+        let message = match names::closest(name, known.iter().map(String::as_str)) {
+            Some(close) => format!("unknown preset {name:?}; did you mean {close:?}?"),
+            None => {
+                let families: Vec<_> = families().collect();
+                let sizes: Vec<_> = SIZES.iter().map(|size| size.0).collect();
+                let (families, sizes) = (families.join(", "), sizes.join(", "));
+                format!(
+                    "unknown preset {name:?}; a preset is FAMILY-SIZE with a family of {families} and a size of {sizes}"
+                )
+            }
+        };
+        ModelError::Preset(message)
+    })
+}
+
+fn find(name: &str) -> Option<ModelConfig> {
+    let (family, size) = name.rsplit_once('-')?;
+    let &(_, width, layers, heads, vocab) = SIZES.iter().find(|candidate| candidate.0 == size)?;
+    let pattern: Vec<&str> = match HYBRIDS.iter().find(|(hybrid, _)| *hybrid == family) {
+        Some((_, mixers)) => mixers.to_vec(),
+        None => vec![family],
+    };
+    let mixers = pattern.into_iter().map(MixerConfig::by_name).collect::<Option<Vec<_>>>()?;
+    let layers = layers.next_multiple_of(mixers.len());
+    let first = mixers.first()?.clone();
+    Some(ModelConfig { mixers, ..ModelConfig::new(vocab, width, layers, heads, first) })
+}
