@@ -1,1 +1,27 @@
-//! placeholder
+//! Training, evaluation, comparison, checkpoints and reports.
+//!
+//! A [`recipe::Recipe`] says what to train on which task; [`run::train`] trains one model into a
+//! run folder that survives being killed at any moment, [`compare::compare`] trains several and
+//! [`report::write`] shows them side by side. Progress is reported through callbacks; nothing here prints.
+
+pub mod checkpoint;
+pub mod compare;
+mod diagnose;
+pub mod error;
+pub mod evaluate;
+mod files;
+pub mod generate;
+mod gradients;
+pub mod optimizer;
+pub mod progress;
+pub mod recipe;
+pub mod report;
+pub mod run;
+pub mod schedule;
+pub mod task;
+pub mod trainer;
+
+pub use error::TrainError;
+pub use recipe::Recipe;
+pub use task::Task;
+pub use trainer::Trainer;

@@ -1,0 +1,143 @@
+//! Reading checkpoints back, with every byte verified.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::TensorData;
+use fastweight_memory::parameters;
+use fastweight_models::LanguageModel;
+use safetensors::{Dtype, SafeTensors};
+use serde::Deserialize;
+
+use super::state::{FileEntry, RunState, VERSION};
+use super::{CheckpointError, OPTIMIZER, STATE, WEIGHTS, list};
+use crate::error::TrainError;
+
+/// Differences that an error lists.
+const LISTED: usize = 3;
+
+/// A verified checkpoint in memory.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Where the run stood.
+    pub state: RunState,
+    weights: Vec<(String, TensorData)>,
+    moments: Vec<(String, TensorData)>,
+}
+
+/// Reads and verifies the checkpoint in `folder`.
+///
+/// # Errors
+/// A file is missing, cut short or changed, or the format is newer than this program.
+pub fn load(folder: &Path) -> Result<Checkpoint, CheckpointError> {
+    let path = folder.join(STATE);
+    let broken = |reason: String| CheckpointError::Broken { file: path.clone(), reason };
+    let text = fs::read_to_string(&path).map_err(|error| broken(format!("cannot be read ({error})")))?;
+    #[derive(Deserialize)]
+    struct Version {
+        version: u32,
+    }
+    let damaged = |error: serde_json::Error| broken(format!("is damaged ({error})"));
+    let Version { version } = serde_json::from_str(&text).map_err(damaged)?;
+    if version > VERSION {
+        return Err(CheckpointError::Newer { file: path, found: version });
+    }
+    let state: RunState = serde_json::from_str(&text).map_err(damaged)?;
+    if !state.matches(&text) {
+        return Err(broken("was changed after it was written (its checksum differs)".into()));
+    }
+    let read = |name: &str| -> Result<Vec<(String, TensorData)>, CheckpointError> {
+        let file = folder.join(name);
+        let bytes = verified(&file, state.files.get(name))?;
+        decode(&bytes).map_err(|reason| CheckpointError::Broken { file, reason })
+    };
+    Ok(Checkpoint { weights: read(WEIGHTS)?, moments: read(OPTIMIZER)?, folder: folder.to_path_buf(), state })
+}
+
+/// The newest checkpoint of `run` that can be used, and a sentence for each newer one that cannot.
+///
+/// # Errors
+/// There is no checkpoint, none can be used, or one is of a newer format (which is not skipped, since carrying on
+/// from an older one would overwrite it).
+pub fn newest(run: &Path) -> Result<(Checkpoint, Vec<String>), CheckpointError> {
+    let mut skipped = Vec::new();
+    for folder in list(run).into_iter().rev() {
+        match load(&folder) {
+            Ok(checkpoint) => return Ok((checkpoint, skipped)),
+            Err(newer @ CheckpointError::Newer { .. }) => return Err(newer),
+            Err(error) => skipped.push(error.to_string()),
+        }
+    }
+    match skipped.into_iter().next() {
+        Some(newest) => Err(CheckpointError::AllBroken { folder: run.to_path_buf(), newest }),
+        None => Err(CheckpointError::None { folder: run.to_path_buf() }),
+    }
+}
+
+impl Checkpoint {
+    /// `model` with every parameter replaced by the checkpoint's, nothing re-initialised.
+    ///
+    /// # Errors
+    /// The checkpoint is of another model; the first differing names or shapes are listed.
+    pub fn restore(&mut self, model: LanguageModel) -> Result<LanguageModel, TrainError> {
+        let weights = std::mem::take(&mut self.weights);
+        let differences = differences(&parameters::list(&model), &weights);
+        if !differences.is_empty() {
+            let more = differences.len().saturating_sub(LISTED);
+            let mut difference = differences[..differences.len().min(LISTED)].join("; ");
+            if more > 0 {
+                difference.push_str(&format!("; and {more} more"));
+            }
+            let folder = self.folder.clone();
+            return Err(CheckpointError::OtherModel { folder, difference }.into());
+        }
+        let mut weights: std::collections::HashMap<_, _> = weights.into_iter().collect();
+        Ok(parameters::import(model, |info| weights.remove(&info.name))?)
+    }
+
+    /// The optimizer's moments, moved out.
+    pub fn take_moments(&mut self) -> Vec<(String, TensorData)> {
+        std::mem::take(&mut self.moments)
+    }
+}
+
+fn differences(model: &[parameters::ParameterInfo], weights: &[(String, TensorData)]) -> Vec<String> {
+    let stored = |name: &str| weights.iter().find(|(known, _)| known == name).map(|(_, data)| data.shape().to_vec());
+    let missing = model.iter().filter_map(|info| match stored(&info.name) {
+        Some(shape) if shape == info.shape => None,
+        Some(shape) => Some(format!("{} is {shape:?} in the checkpoint and {:?} in the model", info.name, info.shape)),
+        None => Some(format!("{} is not in the checkpoint", info.name)),
+    });
+    let extra = weights
+        .iter()
+        .filter(|(name, _)| !model.iter().any(|info| info.name == *name))
+        .map(|(name, _)| format!("{name} is not in the model"));
+    missing.chain(extra).collect()
+}
+
+fn verified(file: &Path, expected: Option<&FileEntry>) -> Result<Vec<u8>, CheckpointError> {
+    let broken = |reason: String| CheckpointError::Broken { file: file.to_path_buf(), reason };
+    let expected = expected.ok_or_else(|| broken(format!("is not listed in {STATE}")))?;
+    let bytes = fs::read(file).map_err(|error| broken(format!("cannot be read ({error})")))?;
+    if bytes.len() as u64 != expected.bytes {
+        return Err(broken(format!("has {} bytes, expected {}", bytes.len(), expected.bytes)));
+    }
+    if FileEntry::of(&bytes) != *expected {
+        return Err(broken("was changed after it was written (its checksum differs)".into()));
+    }
+    Ok(bytes)
+}
+
+fn decode(bytes: &[u8]) -> Result<Vec<(String, TensorData)>, String> {
+    let tensors = SafeTensors::deserialize(bytes).map_err(|error| format!("is not a safetensors file ({error})"))?;
+    let value = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
+        if view.dtype() != Dtype::F32 {
+            return Err(format!("holds {name} as {:?}, expected F32", view.dtype()));
+        }
+        let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        Ok((name, TensorData::new::<f32, _>(values, view.shape().to_vec())))
+    };
+    tensors.tensors().into_iter().map(value).collect()
+}

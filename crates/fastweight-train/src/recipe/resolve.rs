@@ -1,0 +1,366 @@
+//! Validation, and from a recipe to model configurations with matched parameter counts.
+
+use fastweight_models::{ModelConfig, presets};
+use serde::{Deserialize, Serialize};
+
+use super::parse::Fault;
+use super::{MatchBy, ModelRecipe, Recipe, TaskKind, TrainRecipe, Warmup};
+use crate::checkpoint::crc32;
+use crate::error::TrainError;
+
+/// Parameter counts that differ by less than this share count as matched.
+pub const PARAMETER_TOLERANCE: f64 = 0.05;
+
+/// How a model's parameter count relates to the first model's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ParameterMatch {
+    /// The first model, which the others are compared with.
+    Reference,
+    /// Within 5% as described.
+    AsGiven,
+    /// Within 5% after the MLP's hidden width was changed.
+    Adjusted,
+    /// More than 5% apart.
+    Apart,
+}
+
+/// One model of a recipe, ready to be built.
+#[derive(Debug, Clone)]
+pub struct ResolvedModel {
+    /// Name in tables and plots.
+    pub name: String,
+    /// Its configuration.
+    pub config: ModelConfig,
+    /// Its peak learning rate.
+    pub learning_rate: f64,
+    /// Its trained parameters.
+    pub parameters: usize,
+    /// How that number relates to the first model's.
+    pub matching: ParameterMatch,
+}
+
+impl Recipe {
+    /// The recipe with the changes of `[compare] quick` made.
+    ///
+    /// # Errors
+    /// The changed recipe is not valid.
+    pub fn quick(mut self) -> Result<Recipe, TrainError> {
+        let quick = self.compare.quick.clone();
+        let train = &mut self.train;
+        if quick.steps.is_some() {
+            (train.steps, train.tokens, train.seconds) = (quick.steps, None, None);
+            self.compare.match_by = None;
+        }
+        train.batch = quick.batch.unwrap_or(train.batch);
+        train.eval_every = quick.eval_every.unwrap_or(train.eval_every);
+        train.eval_batches = quick.eval_batches.unwrap_or(train.eval_batches);
+        train.seeds = quick.seeds.unwrap_or_else(|| train.seeds.clone());
+        self.changes.push("the changes of [compare] quick".into());
+        self.task.length = quick.length.or(self.task.length);
+        self.task.pairs = quick.pairs.or(self.task.pairs);
+        self.validate().map_err(|fault| super::RecipeError {
+            path: None,
+            place: None,
+            line: None,
+            message: format!("with the changes of [compare] quick, {}: {}", fault.key, fault.message),
+            help: fault.help,
+        })?;
+        Ok(self)
+    }
+
+    /// The recipe with `seed` in place of its seeds.
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Recipe {
+        self.train.seeds = vec![seed];
+        self.changes.push(format!("train.seeds = [{seed}]"));
+        self
+    }
+
+    /// The recipe's text, below comments that name the changes made to it.
+    pub fn annotated_source(&self) -> String {
+        let comments: String = self.changes.iter().map(|change| format!("# changed for this run: {change}\n")).collect();
+        format!("{comments}{}", self.source)
+    }
+
+    /// Identifies what decides the result of training `model` with `seed`: the task, the way of training and the model.
+    pub fn fingerprint(&self, model: &ResolvedModel, seed: u64) -> String {
+        let mut task = self.task.clone();
+        // The content of the text is compared, not its place.
+        task.data = None;
+        let mut train = self.train.clone();
+        (train.seeds, train.checkpoint_every, train.keep) = (vec![seed], 0, 0);
+        train.learning_rate = model.learning_rate;
+        let parts = serde_json::json!([task, train, model.config]);
+        crc32(parts.to_string().as_bytes())
+    }
+
+    /// The first model with `vocab` token ids.
+    ///
+    /// # Errors
+    /// As [`Recipe::resolve`].
+    pub fn resolve_first(&self, vocab: usize) -> Result<ResolvedModel, TrainError> {
+        let models = self.resolve(vocab)?;
+        // `resolve` gives one model at least.
+        models.into_iter().next().ok_or(TrainError::Argument {
+            name: "the recipe's list of models",
+            found: "empty".into(),
+            expected: "at least one model",
+        })
+    }
+
+    /// What is held equal between models.
+    pub fn match_by(&self) -> MatchBy {
+        if self.train.seconds.is_some() { MatchBy::Seconds } else { MatchBy::Tokens }
+    }
+
+    /// The models with `vocab` token ids, the later ones matched to the first one's parameter count.
+    ///
+    /// # Errors
+    /// An unknown preset, or a description that is not a model.
+    pub fn resolve(&self, vocab: usize) -> Result<Vec<ResolvedModel>, TrainError> {
+        let single = [ModelRecipe::default()];
+        let entries = if self.models.is_empty() { &single[..] } else { &self.models };
+        let mut resolved: Vec<ResolvedModel> = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let fields = entry.over(&self.model);
+            let mut config = fields.config(vocab)?;
+            let mut parameters = config.parameter_count();
+            let matching = match resolved.first() {
+                None => ParameterMatch::Reference,
+                Some(first) if near(parameters, first.parameters) => ParameterMatch::AsGiven,
+                Some(first) if self.compare.match_parameters && entry.mlp_hidden.is_none() => {
+                    config = adjusted(config, first.parameters);
+                    parameters = config.parameter_count();
+                    if near(parameters, first.parameters) { ParameterMatch::Adjusted } else { ParameterMatch::Apart }
+                }
+                Some(_) => ParameterMatch::Apart,
+            };
+            let name = fields.name.or(fields.preset).unwrap_or_else(|| self.name.clone());
+            let learning_rate = entry.learning_rate.unwrap_or(self.train.learning_rate);
+            resolved.push(ResolvedModel { name, config, learning_rate, parameters, matching });
+        }
+        Ok(resolved)
+    }
+
+    pub(super) fn validate(&self) -> Result<(), Fault> {
+        self.validate_task()?;
+        self.train.validate()?;
+        match (self.compare.match_by, self.match_by()) {
+            (Some(asked), budget) if asked != budget => {
+                let (asked, needed) = match asked {
+                    MatchBy::Seconds => ("seconds", "`seconds = ...`"),
+                    MatchBy::Tokens => ("tokens", "`steps = ...` or `tokens = ...`"),
+                };
+                let message = format!("match_by = \"{asked}\" needs the budget {needed} in [train]");
+                return Err(Fault::new("compare", "match_by", message));
+            }
+            _ => {}
+        }
+        if let Some(bad) = self.compare.learning_rates.iter().find(|rate| !positive(**rate)) {
+            return Err(Fault::new("compare", "learning_rates", format!("{bad} is not a positive number")));
+        }
+        if !(self.compare.pilot > 0.0 && self.compare.pilot <= 1.0) {
+            return Err(Fault::new("compare", "pilot", "expected a fraction of the budget in (0, 1]"));
+        }
+        if self.model.learning_rate.is_some() {
+            let message = "the shared learning rate belongs in [train]; a model's own one in its [[models]] entry";
+            return Err(Fault::new("model", "learning_rate", message));
+        }
+        self.validate_models()
+    }
+
+    fn validate_models(&self) -> Result<(), Fault> {
+        if self.models.is_empty() {
+            return self.model.validate("model");
+        }
+        let mut names: Vec<String> = Vec::new();
+        for (index, entry) in self.models.iter().enumerate() {
+            let section = format!("models.{index}");
+            let fields = entry.over(&self.model);
+            fields.validate(&section)?;
+            let Some(name) = fields.name.or(fields.preset) else {
+                return Err(Fault::new(&section, "mixers", "this model has no `name`"));
+            };
+            if names.contains(&name) {
+                return Err(Fault::new(&section, "name", format!("two models are called {name:?}; names must differ")));
+            }
+            if let Some(rate) = entry.learning_rate.filter(|rate| !positive(*rate)) {
+                return Err(Fault::new(&section, "learning_rate", format!("{rate} is not a positive number")));
+            }
+            names.push(name);
+        }
+        Ok(())
+    }
+
+    fn validate_task(&self) -> Result<(), Fault> {
+        let task = &self.task;
+        let recall = [
+            ("vocab", task.vocab.is_some()),
+            ("length", task.length.is_some()),
+            ("pairs", task.pairs.is_some()),
+            ("power", task.power.is_some()),
+            ("filler", task.filler.is_some()),
+        ];
+        let text = [
+            ("data", task.data.is_some()),
+            ("tokenizer", task.tokenizer.is_some()),
+            ("context", task.context.is_some()),
+            ("held_out", task.held_out.is_some()),
+        ];
+        let (own, foreign) = match task.kind {
+            TaskKind::Recall => (&recall[..], &text[..]),
+            TaskKind::Text => (&text[..], &recall[..]),
+        };
+        if let Some((key, _)) = foreign.iter().find(|(_, given)| *given) {
+            let names: Vec<String> = own.iter().map(|(key, _)| format!("`{key}`")).collect();
+            let message =
+                format!("`{key}` is not an option of a {} task, which has {}", task.kind.name(), names.join(", "));
+            return Err(Fault::new("task", key, message));
+        }
+        if task.kind == TaskKind::Recall {
+            for (key, given) in &recall[..3] {
+                if !given {
+                    return Err(Fault::new("task", "kind", format!("a recall task needs `{key}`")));
+                }
+            }
+        }
+        if task.kind == TaskKind::Text && task.context.is_none() {
+            return Err(Fault::new("task", "kind", "a text task needs `context`, the tokens in a training window"));
+        }
+        if task.held_out.is_some_and(|share| !(share > 0.0 && share < 1.0)) {
+            return Err(Fault::new("task", "held_out", "expected a fraction in (0, 1), such as 0.05"));
+        }
+        Ok(())
+    }
+}
+
+impl TrainRecipe {
+    fn validate(&self) -> Result<(), Fault> {
+        let fault = |key: &str, message: &str| Err(Fault::new("train", key, message));
+        let given =
+            [("steps", self.steps.is_some()), ("tokens", self.tokens.is_some()), ("seconds", self.seconds.is_some())];
+        let given: Vec<&str> = given.iter().filter(|(_, given)| *given).map(|(key, _)| *key).collect();
+        match given[..] {
+            [_] => {}
+            [] => return fault("steps", "no budget: give one of `steps`, `tokens` and `seconds`"),
+            [_, second, ..] => return fault(second, "more than one budget: give one of `steps`, `tokens` and `seconds`"),
+        }
+        if self.steps == Some(0) || self.tokens == Some(0) || self.seconds.is_some_and(|s| !positive(s)) {
+            return fault(given[0], "the budget must be above zero");
+        }
+        let checks = [
+            ("batch", self.batch >= 1, "expected at least 1 sequence"),
+            ("accumulate", self.accumulate >= 1, "expected at least 1 forward pass"),
+            ("learning_rate", positive(self.learning_rate), "expected a positive number, such as 3e-3"),
+            ("min_lr", (0.0..=1.0).contains(&self.min_lr), "expected a fraction of learning_rate in [0, 1]"),
+            ("weight_decay", self.weight_decay.is_finite() && self.weight_decay >= 0.0, "expected 0 or more"),
+            ("clip", self.clip.is_finite() && self.clip >= 0.0, "expected a gradient norm, or 0 for none"),
+            ("betas", self.betas.iter().all(|b| (0.0..1.0).contains(b)), "expected two numbers in [0, 1)"),
+            ("seeds", !self.seeds.is_empty(), "expected at least one seed"),
+            ("keep", self.keep >= 1, "expected at least 1 checkpoint"),
+            ("target", self.target.is_none_or(f64::is_finite), "expected a finite score"),
+        ];
+        for (key, ok, message) in checks {
+            if !ok {
+                return fault(key, message);
+            }
+        }
+        if let Warmup::Fraction(share) = self.warmup
+            && !(0.0..1.0).contains(&share)
+        {
+            return fault("warmup", "expected a whole number of steps, or a fraction of the budget in [0, 1)");
+        }
+        let mut seeds = self.seeds.clone();
+        seeds.sort_unstable();
+        if seeds.windows(2).any(|pair| pair[0] == pair[1]) {
+            return fault("seeds", "a seed is listed twice; the same seed gives the same result");
+        }
+        Ok(())
+    }
+}
+
+impl ModelRecipe {
+    /// This entry's fields, the shared ones where it has none.
+    fn over(&self, shared: &ModelRecipe) -> ModelRecipe {
+        ModelRecipe {
+            name: self.name.clone().or_else(|| shared.name.clone()),
+            learning_rate: self.learning_rate,
+            preset: self.preset.clone().or_else(|| shared.preset.clone()),
+            width: self.width.or(shared.width),
+            layers: self.layers.or(shared.layers),
+            heads: self.heads.or(shared.heads),
+            head_dim: self.head_dim.or(shared.head_dim),
+            value_dim: self.value_dim.or(shared.value_dim),
+            mixers: self.mixers.clone().or_else(|| shared.mixers.clone()),
+            mlp_hidden: self.mlp_hidden.or(shared.mlp_hidden),
+            tied: self.tied.or(shared.tied),
+            norm_eps: self.norm_eps.or(shared.norm_eps),
+        }
+    }
+
+    /// Whether the fields are enough for a model.
+    fn validate(&self, section: &str) -> Result<(), Fault> {
+        if self.preset.is_some() {
+            return Ok(());
+        }
+        if self.mixers.as_ref().is_none_or(Vec::is_empty) {
+            return Err(Fault::new(section, "mixers", "no model is described: give `preset` or `mixers`"));
+        }
+        let sizes = [("width", self.width), ("layers", self.layers), ("heads", self.heads)];
+        match sizes.iter().find(|(_, size)| size.is_none_or(|size| size == 0)) {
+            Some((key, None)) => {
+                let message = format!("`{key}` is missing: a model needs `width`, `layers` and `heads`, or a `preset`");
+                Err(Fault::new(section, key, message))
+            }
+            Some((key, Some(_))) => Err(Fault::new(section, key, format!("`{key}` must be at least 1"))),
+            None => Ok(()),
+        }
+    }
+
+    fn config(&self, vocab: usize) -> Result<ModelConfig, TrainError> {
+        let mut config = match &self.preset {
+            Some(name) => presets::by_name(name)?,
+            None => {
+                let mixer = self.mixers.as_ref().and_then(|mixers| mixers.first()).cloned();
+                let missing = TrainError::Argument {
+                    name: "the recipe's model",
+                    found: "without mixers".into(),
+                    expected: "`preset` or `mixers`",
+                };
+                let [width, layers, heads] = [self.width, self.layers, self.heads].map(Option::unwrap_or_default);
+                ModelConfig::new(vocab, width, layers, heads, mixer.ok_or(missing)?)
+            }
+        };
+        config.vocab = vocab;
+        config.width = self.width.unwrap_or(config.width);
+        config.layers = self.layers.unwrap_or(config.layers);
+        config.heads = self.heads.unwrap_or(config.heads);
+        config.head_dim = self.head_dim.or(config.head_dim);
+        config.value_dim = self.value_dim.or(config.value_dim);
+        config.mlp_hidden = self.mlp_hidden.or(config.mlp_hidden);
+        config.tied = self.tied.unwrap_or(config.tied);
+        config.norm_eps = self.norm_eps.unwrap_or(config.norm_eps);
+        if let Some(mixers) = &self.mixers {
+            config.mixers.clone_from(mixers);
+        }
+        Ok(config)
+    }
+}
+
+fn positive(value: f64) -> bool {
+    value.is_finite() && value > 0.0
+}
+
+fn near(count: usize, reference: usize) -> bool {
+    (count as f64 - reference as f64).abs() <= PARAMETER_TOLERANCE * reference as f64
+}
+
+/// `config` with the MLP width, a multiple of 8, whose parameter count is nearest `target`.
+fn adjusted(config: ModelConfig, target: usize) -> ModelConfig {
+    let with = |hidden: usize| ModelConfig { mlp_hidden: Some(hidden), ..config.clone() };
+    let (at_8, at_16) = (with(8).parameter_count() as f64, with(16).parameter_count() as f64);
+    let per_8 = (at_16 - at_8).max(1.0);
+    let eights = 1.0 + ((target as f64 - at_8) / per_8).round();
+    with(8 * eights.max(1.0) as usize)
+}

@@ -1,0 +1,148 @@
+//! The plots of a comparison.
+
+use fastweight_memory::MixerConfig;
+use fastweight_models::ModelConfig;
+
+use super::plot::{Axis, Scale, Series, draw};
+use crate::compare::{Comparison, Entry};
+use crate::error::TrainError;
+use crate::task::Metric;
+
+/// Sequence lengths of the plot of state sizes, as powers of two.
+const LENGTHS: std::ops::RangeInclusive<u32> = 4..=16;
+
+/// A drawn plot.
+#[derive(Debug)]
+pub struct Chart {
+    /// Heading.
+    pub title: &'static str,
+    /// The SVG element.
+    pub svg: String,
+    /// What the reader sees.
+    pub caption: String,
+    /// Names of the lines with their colours, where they are not the models in order.
+    pub extra: Vec<(String, usize)>,
+}
+
+/// Every plot that `comparison` has data for.
+pub fn all(comparison: &Comparison) -> Result<Vec<Chart>, TrainError> {
+    let mut charts = vec![score_by_tokens(comparison)?];
+    if comparison.entries.iter().any(|entry| !entry.by_pairs.is_empty()) {
+        charts.push(recall_by_pairs(comparison)?);
+    }
+    charts.push(state_by_length(comparison)?);
+    Ok(charts)
+}
+
+fn score_by_tokens(comparison: &Comparison) -> Result<Chart, TrainError> {
+    let (title, label, range) = match comparison.metric {
+        Metric::Accuracy => ("Accuracy against training tokens", "accuracy", Some(0.0..1.0)),
+        Metric::BitsPerByte => ("Bits per byte against training tokens", "bits per byte, held out", None),
+    };
+    let x = Axis { label: "training tokens", scale: Scale::Linear, format: count, range: None };
+    let y = Axis { label, scale: Scale::Linear, format: short, range };
+    let series = per_model(comparison, |entry| entry.curve.iter().map(|(t, s)| (*t as f64, *s)).collect());
+    let svg = draw(title, &x, &y, &series)?;
+    Ok(Chart { title, svg, caption: over_seeds(comparison), extra: Vec::new() })
+}
+
+fn recall_by_pairs(comparison: &Comparison) -> Result<Chart, TrainError> {
+    let title = "Recall against number of pairs";
+    let x = Axis { label: "key-value pairs in a row", scale: Scale::Log2, format: count, range: None };
+    let y = Axis { label: "accuracy", scale: Scale::Linear, format: short, range: Some(0.0..1.0) };
+    let series = per_model(comparison, |entry| entry.by_pairs.iter().map(|(n, s)| (*n as f64, *s)).collect());
+    let svg = draw(title, &x, &y, &series)?;
+    let trained = comparison.recipe.task.pairs.unwrap_or_default();
+    let caption = format!(
+        "Trained with {trained} pairs in {} tokens, asked with fewer and more in rows of the same length. {}",
+        comparison.length,
+        over_seeds(comparison)
+    );
+    Ok(Chart { title, svg, caption, extra: Vec::new() })
+}
+
+fn state_by_length(comparison: &Comparison) -> Result<Chart, TrainError> {
+    let title = "State of one sequence against its length";
+    let x = Axis { label: "tokens read", scale: Scale::Log2, format: count, range: None };
+    let y = Axis { label: "bytes", scale: Scale::Log2, format: bytes, range: None };
+    let line = |config: &ModelConfig| -> Vec<(f64, f64)> {
+        LENGTHS.map(|power| 1usize << power).map(|n| (n as f64, config.state_bytes(n).total() as f64)).collect()
+    };
+    let model = |(colour, model): (usize, &crate::recipe::ResolvedModel)| Series {
+        colour,
+        line: line(&model.config),
+        seeds: Vec::new(),
+        dashed: false,
+    };
+    let mut series: Vec<Series> = comparison.models.iter().enumerate().map(model).collect();
+    let mut extra = Vec::new();
+    let attention = MixerConfig::by_name("softmax_attention");
+    if let (Some(first), Some(attention)) = (comparison.models.first(), attention) {
+        let cache = ModelConfig { mixers: vec![attention], ..first.config.clone() };
+        let colour = super::plot::PALETTE.len() - 1;
+        series.push(Series { colour, line: line(&cache), seeds: Vec::new(), dashed: true });
+        extra.push(("KV cache of the same width and layers".to_string(), colour));
+    }
+    let svg = draw(title, &x, &y, &series)?;
+    let caption = "Bytes a session holds (float32), by the ledger; models with equal state lie on one line.".into();
+    Ok(Chart { title, svg, caption, extra })
+}
+
+fn per_model(comparison: &Comparison, points: impl Fn(&Entry) -> Vec<(f64, f64)>) -> Vec<Series> {
+    let series = |(colour, model): (usize, &crate::recipe::ResolvedModel)| {
+        let own = comparison.entries.iter().filter(|entry| entry.model == model.name);
+        let seeds: Vec<Vec<(f64, f64)>> = own.map(&points).collect();
+        let line = mean(&seeds);
+        Series { colour, line, seeds: if seeds.len() > 1 { seeds } else { Vec::new() }, dashed: false }
+    };
+    comparison.models.iter().enumerate().map(series).collect()
+}
+
+/// The mean of lines at the places that all of them have.
+fn mean(lines: &[Vec<(f64, f64)>]) -> Vec<(f64, f64)> {
+    let Some((first, others)) = lines.split_first() else { return Vec::new() };
+    let at = |line: &[(f64, f64)], x: f64| line.iter().find(|p| p.0 == x).map(|p| p.1);
+    let everywhere = |&(x, y): &(f64, f64)| {
+        let mut sum = y;
+        for line in others {
+            sum += at(line, x)?;
+        }
+        Some((x, sum / lines.len() as f64))
+    };
+    first.iter().filter_map(everywhere).collect()
+}
+
+fn over_seeds(comparison: &Comparison) -> String {
+    match comparison.recipe.train.seeds.len() {
+        1 => "One seed.".into(),
+        n => format!("Mean of {n} seeds; thin lines are the seeds."),
+    }
+}
+
+/// 1200 as 1.2k.
+pub fn count(value: f64) -> String {
+    let (value, unit) = match value.abs() {
+        v if v >= 1e9 => (value / 1e9, "G"),
+        v if v >= 1e6 => (value / 1e6, "M"),
+        v if v >= 1e4 => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    format!("{}{unit}", short(value))
+}
+
+/// 16640 as 16.25 KiB.
+pub fn bytes(value: f64) -> String {
+    let (value, unit) = match value {
+        v if v >= 1073741824.0 => (value / 1073741824.0, "GiB"),
+        v if v >= 1048576.0 => (value / 1048576.0, "MiB"),
+        v if v >= 1024.0 => (value / 1024.0, "KiB"),
+        _ => (value, "B"),
+    };
+    format!("{} {unit}", short(value))
+}
+
+/// At most two decimals, without trailing zeros.
+fn short(value: f64) -> String {
+    let text = format!("{value:.2}");
+    text.trim_end_matches('0').trim_end_matches('.').to_string()
+}

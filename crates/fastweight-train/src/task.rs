@@ -1,0 +1,160 @@
+//! What a model is trained on and scored by.
+
+use std::path::Path;
+
+use fastweight_tasks::recall::{self, RecallConfig};
+use fastweight_tasks::text::{HELD_OUT, TextDataset, TextSource, Tokenizer};
+use fastweight_tasks::{TaskError, TokenBatch};
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::crc32;
+use crate::error::TrainError;
+use crate::recipe::{TaskKind, TaskRecipe};
+
+/// What a score measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Metric {
+    /// Share of right answers, in `[0, 1]`; higher is better.
+    Accuracy,
+    /// Held-out bits per byte of text; lower is better.
+    BitsPerByte,
+}
+
+impl Metric {
+    /// Its name in words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Metric::Accuracy => "accuracy",
+            Metric::BitsPerByte => "bits per byte",
+        }
+    }
+
+    /// Whether a higher score is better.
+    pub fn higher_is_better(self) -> bool {
+        self == Metric::Accuracy
+    }
+
+    /// Whether score `a` is at least as good as `b`.
+    pub fn reaches(self, a: f64, b: f64) -> bool {
+        if self.higher_is_better() { a >= b } else { a <= b }
+    }
+}
+
+/// A task with its data at hand.
+#[derive(Debug, Clone)]
+pub enum Task {
+    /// Multi-query associative recall.
+    Recall(RecallConfig),
+    /// Next-token prediction on a text.
+    Text(Box<TextTask>),
+}
+
+/// A text as a task.
+#[derive(Debug, Clone)]
+pub struct TextTask {
+    /// Training part and held-out part.
+    pub dataset: TextDataset,
+    /// How text becomes tokens.
+    pub tokenizer: Tokenizer,
+    /// Tokens in a training window.
+    pub context: usize,
+    fingerprint: String,
+}
+
+impl Task {
+    /// Opens the task of a recipe; `data` takes the place of the recipe's text.
+    ///
+    /// # Errors
+    /// The sizes make no task, the text or tokenizer cannot be read, the text is too short, or there is none.
+    pub fn open(recipe: &TaskRecipe, data: Option<&Path>) -> Result<Task, TrainError> {
+        match recipe.kind {
+            TaskKind::Recall => {
+                if data.is_some() {
+                    return Err(TrainError::Argument {
+                        name: "the data",
+                        found: "a path".into(),
+                        expected: "none, because a recall task makes its own",
+                    });
+                }
+                let size = |value: Option<usize>| value.unwrap_or_default();
+                let mut config = RecallConfig::new(size(recipe.vocab), size(recipe.length), size(recipe.pairs));
+                config.power = recipe.power.unwrap_or(config.power);
+                config.filler = recipe.filler.unwrap_or_default();
+                config.validate()?;
+                Ok(Task::Recall(config))
+            }
+            TaskKind::Text => {
+                let Some(path) = data.or(recipe.data.as_deref()) else {
+                    return Err(TrainError::Argument {
+                        name: "the text",
+                        found: "missing".into(),
+                        expected: "a UTF-8 file or a folder of them, as `data = \"...\"` in [task] or given with the command",
+                    });
+                };
+                let tokenizer = match &recipe.tokenizer {
+                    Some(path) => Tokenizer::open(path)?,
+                    None => Tokenizer::Byte,
+                };
+                let source = TextSource::open(path)?;
+                let dataset = TextDataset::new(&source, &tokenizer, recipe.held_out.unwrap_or(HELD_OUT))?;
+                let context = recipe.context.unwrap_or_default();
+                dataset.require_context(context)?;
+                let text = source.text().as_bytes();
+                let fingerprint = format!("{} bytes, crc32 {}", text.len(), crc32(text));
+                Ok(Task::Text(Box::new(TextTask { dataset, tokenizer, context, fingerprint })))
+            }
+        }
+    }
+
+    /// Token ids a model of this task must know.
+    pub fn vocab(&self) -> usize {
+        match self {
+            Task::Recall(config) => config.vocab,
+            Task::Text(text) => text.tokenizer.vocab_size(),
+        }
+    }
+
+    /// Tokens in one training sequence.
+    pub fn length(&self) -> usize {
+        match self {
+            Task::Recall(config) => config.length,
+            Task::Text(text) => text.context,
+        }
+    }
+
+    /// What its score measures.
+    pub fn metric(&self) -> Metric {
+        match self {
+            Task::Recall(_) => Metric::Accuracy,
+            Task::Text(_) => Metric::BitsPerByte,
+        }
+    }
+
+    /// The tokenizer of a text task.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        match self {
+            Task::Recall(_) => None,
+            Task::Text(text) => Some(&text.tokenizer),
+        }
+    }
+
+    /// Identifies the data, for checkpoints and results.
+    pub fn fingerprint(&self) -> String {
+        match self {
+            Task::Recall(_) => "generated".into(),
+            Task::Text(text) => text.fingerprint.clone(),
+        }
+    }
+
+    /// Training batch number `index` of `seed`, a pure function of its arguments.
+    ///
+    /// # Errors
+    /// `batch` is zero.
+    pub fn train_batch(&self, seed: u64, index: u64, batch: usize) -> Result<TokenBatch, TaskError> {
+        match self {
+            Task::Recall(config) => recall::batch(config, seed, index, batch),
+            Task::Text(text) => text.dataset.train_batch(seed, index, batch, text.context),
+        }
+    }
+}
