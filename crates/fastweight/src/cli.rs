@@ -1,0 +1,70 @@
+//! The command line: one variant per subcommand.
+
+use clap::{Parser, Subcommand};
+
+use crate::commands::{bench, compare, demo, eval, generate, ledger, rules, train};
+use crate::error::CommandError;
+use crate::global::Global;
+
+const AFTER_HELP: &str = "\
+Results go to standard output, progress and errors to standard error.
+
+Exit codes:
+  0   done
+  1   the work failed: full disk, folder that cannot be written, training that diverged
+  2   bad input: an argument, recipe, file or run folder does not fit or is in use
+  70  internal error, a bug
+
+Example:
+  fastweight compare recipes/recall.toml --quick";
+
+/// Train, compare and run sequence models whose memory learns while they read
+#[derive(Debug, Parser)]
+#[command(name = "fastweight", version, after_help = AFTER_HELP)]
+pub struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train several memories on one task at equal budget and compare them
+    Compare(compare::Args),
+    /// Train one model
+    Train(train::Args),
+    /// Score a trained model
+    Eval(eval::Args),
+    /// Continue a text with a trained model
+    Generate(generate::Args),
+    /// Show where the bytes of a session are
+    Ledger(ledger::Args),
+    /// List every named memory rule: its choices, equation and state
+    Rules(rules::Args),
+    /// Show small facts about memories that can be checked by hand
+    Demo(demo::Args),
+    /// Time every operator on this machine
+    Bench(bench::Args),
+}
+
+impl Cli {
+    /// Runs the subcommand.
+    ///
+    /// # Errors
+    /// What the subcommand returns.
+    pub fn run(&self) -> Result<(), CommandError> {
+        self.global.start_threads()?;
+        let global = &self.global;
+        match &self.command {
+            Command::Compare(args) => compare::run(args, global),
+            Command::Train(args) => train::run(args, global),
+            Command::Eval(args) => eval::run(args, global),
+            Command::Generate(args) => generate::run(args, global),
+            Command::Ledger(args) => ledger::run(args, global),
+            Command::Rules(args) => rules::run(args, global),
+            Command::Demo(args) => demo::run(args, global),
+            Command::Bench(args) => bench::run(args, global),
+        }
+    }
+}

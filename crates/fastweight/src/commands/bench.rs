@@ -1,0 +1,244 @@
+//! `fastweight bench`: times every operator on this machine.
+
+mod cases;
+
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+use burn::tensor::Device;
+use comfy_table::{CellAlignment, Table, presets};
+use fastweight::ops::OpError;
+use fastweight::ops::kernel::InstructionSet;
+use serde::Serialize;
+
+use crate::error::CommandError;
+use crate::global::Global;
+use crate::output;
+use crate::progress::{self, Progress};
+use cases::{Gate, Operator, Sequence, Shape, Step};
+
+const EXAMPLE: &str = "\
+Example:
+  fastweight bench --batch 4 --time 2048 --heads 4 --key 64 --value 64
+  fastweight bench delta linear --time 512 --json
+
+forward and forward+backward (gradients of every argument) are over whole sequences, step is one
+token of every session. Weak gates are log gates in [-0.1, 0], strong ones in [-60, 0]. Figures
+are medians in milliseconds.";
+
+/// Arguments of `fastweight bench`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLE)]
+pub struct Args {
+    /// Operators to time [default: all]
+    #[arg(value_enum)]
+    operators: Vec<Operator>,
+    /// Sequences in the batch
+    #[arg(long, value_name = "N", default_value = "4")]
+    batch: NonZeroUsize,
+    /// Tokens in a sequence
+    #[arg(long, value_name = "N", default_value = "2048")]
+    time: NonZeroUsize,
+    /// Heads
+    #[arg(long, value_name = "N", default_value = "4")]
+    heads: NonZeroUsize,
+    /// Key dimension of a head
+    #[arg(long, value_name = "N", default_value = "64")]
+    key: NonZeroUsize,
+    /// Value dimension of a head
+    #[arg(long, value_name = "N", default_value = "64")]
+    value: NonZeroUsize,
+    /// Sequences that take one step together
+    #[arg(long, value_name = "N", default_value = "64")]
+    sessions: NonZeroUsize,
+    /// Milliseconds to spend on each figure
+    #[arg(long, value_name = "MS", default_value_t = 500)]
+    spend: u64,
+}
+
+#[derive(Serialize)]
+struct Timing {
+    operator: Operator,
+    gate: Gate,
+    forward_ms: f64,
+    forward_backward_ms: f64,
+    step_ms: f64,
+    /// Copying the matrix states of all sessions once: the least a step can take.
+    state_copy_ms: f64,
+    #[serde(flatten)]
+    shape: Shape,
+    instruction_set: &'static str,
+    threads: usize,
+    device: String,
+}
+
+/// Times the operators.
+///
+/// # Errors
+/// An unknown device, sizes an operator refuses, or standard output that cannot be written.
+pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
+    let device = global.device()?;
+    device.seed(global.seed.unwrap_or(0));
+    let shape = Shape {
+        batch: args.batch.get(),
+        time: args.time.get(),
+        heads: args.heads.get(),
+        key: args.key.get(),
+        value: args.value.get(),
+        sessions: args.sessions.get(),
+    };
+    let all = <Operator as clap::ValueEnum>::value_variants();
+    let operators = if args.operators.is_empty() { all } else { args.operators.as_slice() };
+    let cases: Vec<(Operator, Gate)> = operators
+        .iter()
+        .flat_map(|&operator| operator.gates().iter().map(move |&gate| (operator, gate)))
+        .collect();
+
+    let spend = Duration::from_millis(args.spend);
+    let mut progress = Progress::new(global, "bench");
+    let state_copy_ms = time_state_copy(&shape, spend);
+    let began = Instant::now();
+    let mut timings = Vec::with_capacity(cases.len());
+    for (done, &(operator, gate)) in cases.iter().enumerate() {
+        let fraction = done as f64 / cases.len() as f64;
+        progress.at(fraction, progress::time_left(fraction, began.elapsed()), || name(operator, gate));
+        let (forward_ms, forward_backward_ms, step_ms) =
+            time_case(operator, gate, &shape, &device, spend).map_err(CommandError::input)?;
+        let timing = Timing {
+            operator,
+            gate,
+            forward_ms,
+            forward_backward_ms,
+            step_ms,
+            state_copy_ms,
+            shape,
+            instruction_set: instruction_set(),
+            threads: rayon::current_num_threads(),
+            device: global.device.clone(),
+        };
+        if global.json {
+            output::json(&timing)?;
+        }
+        timings.push(timing);
+    }
+    progress.finish();
+    if !global.json {
+        output::line(table(&timings, &shape, state_copy_ms, global))?;
+    }
+    Ok(())
+}
+
+fn table(timings: &[Timing], shape: &Shape, state_copy_ms: f64, global: &Global) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(["operator", "forward ms", "forward+backward ms", "step ms"]);
+    for timing in timings {
+        table.add_row([
+            name(timing.operator, timing.gate),
+            milliseconds(timing.forward_ms),
+            milliseconds(timing.forward_backward_ms),
+            milliseconds(timing.step_ms),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let Shape { batch, time, heads, key, value, sessions } = *shape;
+    format!(
+        "batch {batch}, time {time}, heads {heads}, key {key}, value {value}; step: one token of {sessions} sessions\n\
+         device {}, {} instructions, {} threads\n{table}\n\
+         copying the matrix states of {sessions} sessions takes {} ms",
+        global.device,
+        instruction_set(),
+        rayon::current_num_threads(),
+        milliseconds(state_copy_ms),
+    )
+}
+
+fn name(operator: Operator, gate: Gate) -> String {
+    let operator = match operator {
+        Operator::Softmax => "softmax attention",
+        Operator::Linear => "linear attention",
+        Operator::NormalisedLinear => "ELU+1 linear attention",
+        Operator::Delta => "delta rule",
+        Operator::ShortConvolution => "short convolution",
+    };
+    match gate {
+        Gate::None => operator.to_owned(),
+        Gate::Weak => format!("{operator}, weak gate"),
+        Gate::Strong => format!("{operator}, strong gate"),
+    }
+}
+
+fn instruction_set() -> &'static str {
+    match InstructionSet::active() {
+        InstructionSet::Avx512 => "avx512",
+        InstructionSet::Avx2 => "avx2",
+        InstructionSet::Neon => "neon",
+        InstructionSet::Portable => "portable",
+    }
+}
+
+fn milliseconds(figure: f64) -> String {
+    if figure < 10.0 { format!("{figure:.3}") } else { format!("{figure:.1}") }
+}
+
+fn time_case(
+    operator: Operator,
+    gate: Gate,
+    shape: &Shape,
+    device: &Device,
+    spend: Duration,
+) -> Result<(f64, f64, f64), OpError> {
+    let finish = |device: &Device| {
+        // A device that fails to finish reports it again at the next read of a tensor.
+        let _ = device.sync();
+    };
+    let sequence = Sequence::new(operator, gate, shape, device);
+    let forward = median(spend, || {
+        sequence.forward()?;
+        finish(device);
+        Ok(())
+    })?;
+    let autodiff = device.clone().autodiff();
+    let sequence = Sequence::new(operator, gate, shape, &autodiff);
+    let forward_backward = median(spend, || {
+        sequence.forward()?.backward();
+        finish(&autodiff);
+        Ok(())
+    })?;
+    let mut step = Some(Step::new(operator, gate, shape, device));
+    let one_step = median(spend, || {
+        if let Some(sessions) = step.take() {
+            step = Some(sessions.advance()?);
+            finish(device);
+        }
+        Ok(())
+    })?;
+    Ok((forward, forward_backward, one_step))
+}
+
+fn time_state_copy(shape: &Shape, spend: Duration) -> f64 {
+    let state = vec![1.0f32; shape.sessions * shape.heads * shape.key * shape.value];
+    let mut copy = vec![0.0f32; state.len()];
+    let timed = median(spend, || {
+        copy.copy_from_slice(&state);
+        std::hint::black_box(&mut copy);
+        Ok(())
+    });
+    timed.unwrap_or(f64::NAN)
+}
+
+/// Median milliseconds of `work`, run once to warm up, then at least three times and until `spend` is over.
+fn median(spend: Duration, mut work: impl FnMut() -> Result<(), OpError>) -> Result<f64, OpError> {
+    work()?;
+    let began = Instant::now();
+    let mut times = Vec::new();
+    while times.len() < 3 || began.elapsed() < spend {
+        let start = Instant::now();
+        work()?;
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}

@@ -1,0 +1,103 @@
+//! `fastweight eval`: scores a trained model.
+
+use std::path::{Path, PathBuf};
+
+use fastweight::tasks::recall;
+use fastweight::train::evaluate;
+use fastweight::train::run::{self, Loaded};
+use fastweight::train::{Recipe, Task};
+use serde_json::json;
+
+use crate::error::CommandError;
+use crate::global::Global;
+use crate::output;
+use crate::progress::{self, Progress};
+
+const EXAMPLE: &str = "\
+Recall is scored by accuracy on rows the model was not trained on, text by bits per byte of the part
+of the text that is held out.
+
+Example:
+  fastweight eval runs/bible
+  fastweight eval runs/bible --data other.txt --json
+  fastweight eval runs/recall small_t64_n16";
+
+/// Arguments of `fastweight eval`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLE)]
+pub struct Args {
+    /// Run folder, or one of its checkpoints
+    run: PathBuf,
+    /// Task: a recipe, or the name of a recall preset [default: the task it was trained on]
+    task: Option<String>,
+    /// Text to score on, a UTF-8 file or a folder of them, in place of the task's
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+    /// Batches to score on; 0 for all of a text [default: 16 for recall, 0 for text]
+    #[arg(long, value_name = "N")]
+    batches: Option<usize>,
+}
+
+/// Batches of 64 rows that recall is scored on.
+const RECALL_BATCHES: usize = 16;
+
+/// Scores the model.
+///
+/// # Errors
+/// A run, recipe or text that cannot be loaded; a task with other tokens than the model's.
+pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
+    let device = global.device()?;
+    let loaded = run::load(&args.run, &device).map_err(CommandError::train)?;
+    loaded.notes.iter().for_each(progress::note);
+    let task = task(args, &loaded)?;
+    let known = loaded.model.config().vocab;
+    if task.vocab() > known {
+        return Err(CommandError::input(format_args!(
+            "the task has {} token ids, the model of {} knows {known}; choose a task with at most as many",
+            task.vocab(),
+            args.run.display()
+        )));
+    }
+    let (batches, pairs_batches) = match task {
+        Task::Recall(_) => (args.batches.unwrap_or(RECALL_BATCHES), args.batches.unwrap_or(RECALL_BATCHES)),
+        Task::Text(_) => (args.batches.unwrap_or(0), 0),
+    };
+    let mut progress = Progress::new(global, "eval");
+    progress.milestone(0.0, None, &format!("scoring {} of {}", task.metric().name(), args.run.display()));
+    let score = evaluate::score(&loaded.model, &task, batches).map_err(CommandError::train)?;
+    progress.at(0.5, None, String::new);
+    let by_pairs = evaluate::recall_by_pairs(&loaded.model, &task, pairs_batches).map_err(CommandError::train)?;
+    progress.finish();
+
+    if global.json {
+        return output::json(&json!({
+            "model": loaded.state.name, "seed": loaded.state.seed, "step": loaded.state.step,
+            "metric": score.metric, "score": score.score, "loss": score.loss, "scored_tokens": score.scored,
+            "by_pairs": by_pairs, "checkpoint": loaded.folder,
+        }));
+    }
+    output::line(format_args!(
+        "{}, seed {}, step {}: {} {:.4} over {} tokens",
+        loaded.state.name,
+        loaded.state.seed,
+        loaded.state.step,
+        score.metric.name(),
+        score.score,
+        score.scored
+    ))?;
+    for (pairs, accuracy) in by_pairs {
+        output::line(format_args!("{pairs:>6} pairs: {accuracy:.4}"))?;
+    }
+    Ok(())
+}
+
+fn task(args: &Args, loaded: &Loaded) -> Result<Task, CommandError> {
+    let data = args.data.as_deref();
+    let Some(name) = &args.task else { return loaded.task(data).map_err(CommandError::train) };
+    let path = Path::new(name);
+    if path.exists() || path.extension().is_some_and(|extension| extension == "toml") {
+        let recipe = Recipe::load(path).map_err(CommandError::train)?;
+        return Task::open(&recipe.task, data).map_err(CommandError::train);
+    }
+    recall::by_name(name).map(Task::Recall).map_err(CommandError::input)
+}

@@ -1,0 +1,10 @@
+//! The subcommands: each module has its `Args`, with a worked example in its help, and `run`.
+
+pub mod bench;
+pub mod compare;
+pub mod demo;
+pub mod eval;
+pub mod generate;
+pub mod ledger;
+pub mod rules;
+pub mod train;

@@ -1,0 +1,130 @@
+//! `fastweight train`: trains one model in a run folder.
+
+use std::path::{Path, PathBuf};
+
+use fastweight::train::Recipe;
+use fastweight::train::progress::Event;
+use fastweight::train::recipe::TaskKind;
+use fastweight::train::run::{self, Options, Summary};
+use fastweight::train::task::Metric;
+use serde_json::json;
+
+use crate::error::CommandError;
+use crate::global::Global;
+use crate::output;
+use crate::training::TrainingProgress;
+
+const EXAMPLE: &str = "\
+A run folder that holds checkpoints of the same recipe and data is continued: after an interruption
+of any kind, run the same command again. The losses are those of an uninterrupted run.
+
+Example:
+  fastweight train recipes/text.toml --data bible.txt --out runs/bible
+  fastweight generate runs/bible --prompt \"In the beginning\"
+
+With --json every evaluation is one line, the summary the last.";
+
+/// Arguments of `fastweight train`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLE)]
+pub struct Args {
+    /// Recipe, a TOML file; of several models the first is trained
+    recipe: PathBuf,
+    /// Text to train on, a UTF-8 file or a folder of them, in place of the recipe's
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+    /// Run folder, created when missing [default: runs/NAME of the recipe]
+    #[arg(long, value_name = "RUN")]
+    out: Option<PathBuf>,
+    /// Remove the run's checkpoints and start over
+    #[arg(long)]
+    fresh: bool,
+}
+
+/// Trains the model.
+///
+/// # Errors
+/// Bad recipe, data or run folder; a loss that is not finite; a full disk.
+pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
+    let device = global.device()?;
+    let recipe = load(&args.recipe, global)?;
+    let folder = args.out.clone().unwrap_or_else(|| folder_of(&recipe));
+    let options = Options { folder, data: args.data.clone(), restart: args.fresh };
+    let mut progress = TrainingProgress::new(global, &recipe.name, metric(&recipe));
+    let mut written = Ok(());
+    let summary = run::train(&recipe, &options, &device, &mut |event| {
+        if global.json && written.is_ok() {
+            written = report_evaluation(&event);
+        }
+        progress.show(event);
+    });
+    progress.finish();
+    let summary = summary.map_err(CommandError::train)?;
+    written?;
+    if global.json {
+        output::json(&summary_json(&summary, &options.folder))
+    } else {
+        output::line(summary_text(&summary, &options.folder))
+    }
+}
+
+/// Reads a recipe, with the seed of the command line in place of its seeds.
+///
+/// # Errors
+/// The recipe cannot be read or is not valid.
+pub fn load(path: &Path, global: &Global) -> Result<Recipe, CommandError> {
+    let recipe = Recipe::load(path).map_err(CommandError::train)?;
+    Ok(match global.seed {
+        Some(seed) => recipe.with_seed(seed),
+        None => recipe,
+    })
+}
+
+/// Where the results of a recipe go by default.
+pub fn folder_of(recipe: &Recipe) -> PathBuf {
+    let safe = |c: char| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    let name: String = recipe.name.trim_matches('.').chars().map(safe).collect();
+    Path::new("runs").join(if name.is_empty() { "unnamed" } else { &name })
+}
+
+/// What the scores of a recipe measure.
+pub fn metric(recipe: &Recipe) -> Metric {
+    match recipe.task.kind {
+        TaskKind::Recall => Metric::Accuracy,
+        TaskKind::Text => Metric::BitsPerByte,
+    }
+}
+
+fn report_evaluation(event: &Event<'_>) -> Result<(), CommandError> {
+    let Event::Evaluated(at) = event else { return Ok(()) };
+    output::json(&json!({
+        "event": "evaluated", "model": at.model, "seed": at.seed, "step": at.step, "tokens": at.tokens,
+        "loss": at.loss, "score": at.score, "train_tokens_per_s": at.tokens_per_s, "seconds": at.seconds,
+    }))
+}
+
+fn summary_json(summary: &Summary, folder: &Path) -> serde_json::Value {
+    json!({
+        "event": "finished", "model": summary.model, "seed": summary.seed, "steps": summary.steps,
+        "tokens": summary.tokens, "score": summary.score, "metric": summary.metric,
+        "params": summary.parameters, "train_tokens_per_s": summary.train_tokens_per_s,
+        "seconds": summary.seconds, "stopped_early": summary.stopped_early,
+        "resumed_from": summary.resumed_from, "run": folder, "checkpoint": summary.checkpoint,
+    })
+}
+
+fn summary_text(summary: &Summary, folder: &Path) -> String {
+    let early = if summary.stopped_early { ", the target was reached" } else { "" };
+    format!(
+        "{}, seed {}: {} {:.4} after {} steps{early} ({} tokens, {:.0} s, {:.0} tokens/s)\nrun: {}",
+        summary.model,
+        summary.seed,
+        summary.metric.name(),
+        summary.score,
+        summary.steps,
+        summary.tokens,
+        summary.seconds,
+        summary.train_tokens_per_s,
+        folder.display(),
+    )
+}

@@ -1,0 +1,74 @@
+//! Shows the events of trainings as progress.
+
+use std::time::Duration;
+
+use fastweight::train::progress::{Event, Progress as Training};
+use fastweight::train::task::Metric;
+
+use crate::global::Global;
+use crate::progress::Progress;
+
+/// Progress of one training or of several, one after the other.
+pub struct TrainingProgress {
+    progress: Progress,
+    metric: Metric,
+    index: usize,
+    count: usize,
+}
+
+impl TrainingProgress {
+    /// Of trainings that have not begun; scores are in `metric`.
+    pub fn new(global: &Global, title: &str, metric: Metric) -> Self {
+        Self { progress: Progress::new(global, title), metric, index: 0, count: 1 }
+    }
+
+    /// Shows what happened.
+    pub fn show(&mut self, event: Event<'_>) {
+        match event {
+            Event::Note(text) => self.progress.say(text),
+            Event::Started { model, seed, parameters, index, count } => {
+                (self.index, self.count) = (index, count);
+                let number = if count > 1 { format!(" {}/{count}", index + 1) } else { String::new() };
+                self.progress.set_title(format!("{model}, seed {seed}{number}"));
+                self.progress.milestone(self.fraction(0.0), None, &format!("{parameters} parameters"));
+            }
+            Event::Step(training) => {
+                let metric = self.metric;
+                self.progress.at(self.fraction(training.fraction), left(&training), || status(&training, metric));
+            }
+            Event::Evaluated(training) => {
+                let text = status(&training, self.metric);
+                self.progress.milestone(self.fraction(training.fraction), left(&training), &text);
+            }
+            Event::Checkpoint { .. } => {}
+            Event::Finished { model, seed, score, reused } => {
+                let origin = if reused { ", from an earlier run" } else { "" };
+                let name = self.metric.name();
+                self.progress.say(&format!("{model}, seed {seed}: {name} {score:.4}{origin}"));
+            }
+        }
+    }
+
+    /// Takes the display away.
+    pub fn finish(self) {
+        self.progress.finish();
+    }
+
+    /// Share of all trainings, when `fraction` of the current one is done.
+    fn fraction(&self, fraction: f64) -> f64 {
+        (self.index as f64 + fraction) / self.count.max(1) as f64
+    }
+}
+
+fn left(training: &Training<'_>) -> Option<Duration> {
+    Duration::try_from_secs_f64(training.seconds_left_in_all).ok().filter(|_| training.fraction > 0.0)
+}
+
+fn status(training: &Training<'_>, metric: Metric) -> String {
+    let step = match training.steps {
+        Some(steps) => format!("step {}/{steps}", training.step),
+        None => format!("step {}", training.step),
+    };
+    let score = training.score.map(|score| format!(", {} {score:.4}", metric.name())).unwrap_or_default();
+    format!("{step}, loss {:.4}{score}, {:.0} tokens/s", training.loss, training.tokens_per_s)
+}

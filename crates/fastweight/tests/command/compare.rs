@@ -1,0 +1,114 @@
+//! `fastweight compare`.
+
+use std::collections::BTreeSet;
+
+use crate::recipes;
+use crate::support::{Folder, Running, lines, run};
+
+const KEYS: [&str; 8] = [
+    "model",
+    "seed",
+    "score",
+    "params",
+    "state_bytes",
+    "train_tokens_per_s",
+    "decode_tokens_per_s",
+    "seconds",
+];
+
+/// Model and seed of each line.
+fn trainings(rows: &[serde_json::Value]) -> Vec<(String, u64)> {
+    let name = |row: &serde_json::Value| row["model"].as_str().expect("a name").to_owned();
+    rows.iter().map(|row| (name(row), row["seed"].as_u64().expect("a seed"))).collect()
+}
+
+fn expected() -> Vec<(String, u64)> {
+    [("attention", 1), ("attention", 2), ("delta", 1), ("delta", 2)].map(|(model, seed)| (model.into(), seed)).into()
+}
+
+#[test]
+fn json_has_one_complete_line_for_each_model_and_seed() {
+    let folder = Folder::new();
+    let recipe = folder.write("tiny.toml", recipes::recall(6));
+    let ran = run(&["compare", &recipe, "--out", &folder.arg("out"), "--json"]).ok();
+    let rows = ran.json();
+    assert_eq!(trainings(&rows), expected());
+    for row in &rows {
+        let keys: BTreeSet<&str> = row.as_object().expect("an object").keys().map(String::as_str).collect();
+        assert_eq!(keys, BTreeSet::from(KEYS));
+        assert!(row["score"].as_f64().is_some_and(|score| (0.0..=1.0).contains(&score)), "{row}");
+        for figure in &KEYS[3..] {
+            assert!(row[figure].as_f64().is_some_and(|figure| figure > 0.0), "{figure} of {row}");
+        }
+    }
+    assert!(ran.stderr.contains("attention, seed 1"), "progress is on standard error: {}", ran.stderr);
+    assert!(std::fs::read_to_string(folder.path("out/report.html")).expect("a report").contains("<svg"));
+    assert_eq!(lines(&folder.path("out/results.jsonl")).len(), 4);
+}
+
+#[test]
+fn the_table_names_models_parameters_and_where_the_report_is() {
+    let folder = Folder::new();
+    let recipe = folder.write("tiny.toml", recipes::recall(6));
+    let ran = run(&["compare", &recipe, "--out", &folder.arg("out"), "--quick", "--quiet"]).ok();
+    for word in ["attention", "delta", "accuracy", "state bytes", "within 5%", "report.html", "results.jsonl"] {
+        assert!(ran.stdout.contains(word), "{word} is missing: {}", ran.stdout);
+    }
+    assert_eq!(ran.stderr, "", "--quiet shows no progress");
+    assert_eq!(lines(&folder.path("out/results.jsonl")).len(), 2, "quick has one seed");
+}
+
+#[test]
+fn a_seed_of_the_command_line_replaces_the_recipes() {
+    let folder = Folder::new();
+    let recipe = folder.write("tiny.toml", recipes::recall(2));
+    for quick in [&["--quick"][..], &[]] {
+        let mut args = vec!["compare", &recipe, "--seed", "11", "--json"];
+        args.extend(quick);
+        let out = folder.arg("out");
+        args.extend(["--out", &out]);
+        let seeds: Vec<u64> = trainings(&run(&args).ok().json()).into_iter().map(|(_, seed)| seed).collect();
+        assert_eq!(seeds, [11, 11]);
+    }
+}
+
+#[test]
+fn a_killed_comparison_continues_and_trains_nothing_twice() {
+    let folder = Folder::new();
+    let recipe = folder.write("tiny.toml", recipes::recall(60));
+    let out = folder.arg("out");
+    let args = ["compare", &recipe, "--out", &out, "--json"];
+    let results = folder.path("out/results.jsonl");
+    assert!(Running::start(&args).kill_when(|| !lines(&results).is_empty()), "it was killed midway");
+    let before = lines(&results);
+    assert!(before.len() < 4, "the kill came before the end");
+
+    let ran = run(&args).ok();
+    let after = lines(&results);
+    assert_eq!(after[..before.len()], before, "finished results stay as they were");
+    assert_eq!(after.len(), 4);
+    assert_eq!(ran.stderr.matches("from an earlier run").count(), before.len());
+    let rows = ran.json();
+    assert_eq!(trainings(&rows), expected());
+    let kept: serde_json::Value = serde_json::from_str(&before[0]).expect("a result");
+    assert_eq!(rows[0]["seconds"], kept["seconds"], "a second training would take another time");
+
+    let again = run(&args).ok();
+    assert_eq!(again.stdout, ran.stdout, "nothing is left to train");
+    let fresh = run(&["compare", &recipe, "--out", &out, "--json", "--quick", "--fresh"]).ok();
+    assert!(!fresh.stderr.contains("from an earlier run"), "{}", fresh.stderr);
+    assert_eq!(lines(&results).len(), 2);
+}
+
+#[test]
+fn a_last_line_that_was_cut_short_is_trained_again() {
+    let folder = Folder::new();
+    let recipe = folder.write("tiny.toml", recipes::recall(2));
+    let out = folder.arg("out");
+    let args = ["compare", &recipe, "--out", &out, "--json", "--quiet"];
+    run(&args).ok();
+    let whole = std::fs::read_to_string(folder.path("out/results.jsonl")).expect("results");
+    folder.write("out/results.jsonl", &whole[..whole.len() - 20]);
+    assert_eq!(trainings(&run(&args).ok().json()), expected());
+    assert_eq!(lines(&folder.path("out/results.jsonl")).len(), 4);
+}

@@ -1,0 +1,42 @@
+//! Help, version and usage errors.
+
+use crate::support::run;
+
+const SUBCOMMANDS: [&str; 8] = ["compare", "train", "eval", "generate", "ledger", "rules", "demo", "bench"];
+
+#[test]
+fn every_help_has_an_example_that_names_its_subcommand() {
+    for subcommand in SUBCOMMANDS {
+        let help = run(&[subcommand, "--help"]).ok().stdout;
+        let (_, example) = help.split_once("Example").unwrap_or_else(|| panic!("no example: {help}"));
+        assert!(example.contains(&format!("fastweight {subcommand}")), "{help}");
+        for option in ["--json", "--seed", "--quiet", "--threads", "--device"] {
+            assert!(help.contains(option), "{option} is missing: {help}");
+        }
+    }
+}
+
+#[test]
+fn the_main_help_lists_subcommands_and_exit_codes() {
+    let help = run(&["--help"]).ok().stdout;
+    for word in SUBCOMMANDS.iter().chain(&["Exit codes", "70"]) {
+        assert!(help.contains(word), "{word} is missing: {help}");
+    }
+}
+
+#[test]
+fn a_mistyped_subcommand_is_a_usage_error_with_a_suggestion() {
+    run(&["compar"]).refused(2, &["compar", "compare"]);
+    run(&["bench", "--tiem", "8"]).refused(2, &["--tiem", "--time"]);
+}
+
+#[test]
+fn a_device_that_is_not_built_says_how_to_build_it() {
+    run(&["bench", "--device", "rocm"]).refused(2, &["rocm", "--features rocm"]);
+    run(&["bench", "--device", "abacus"]).refused(2, &["abacus", "flex", "cuda"]);
+}
+
+#[test]
+fn impossible_thread_counts_are_refused() {
+    run(&["bench", "--threads", "0"]).refused(2, &["--threads"]);
+}

@@ -1,0 +1,10 @@
+//! The built command, run as a person or a script runs it.
+
+mod bench;
+mod compare;
+mod errors;
+mod generate;
+mod help;
+mod recipes;
+mod support;
+mod train;
