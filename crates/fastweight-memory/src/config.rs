@@ -177,7 +177,9 @@ impl<'de> Deserialize<'de> for MixerConfig {
                     options.insert(key, value);
                 }
                 let Some(kind) = options.remove("kind") else {
-                    return Err(A::Error::custom("a mixer table needs its kind, such as kind = \"delta_net\""));
+                    return Err(A::Error::custom(
+                        "a mixer table needs its kind, such as kind = \"delta_net\"",
+                    ));
                 };
                 let Some(name) = kind.as_str() else {
                     return Err(A::Error::custom(format!("kind is {kind}, expected a mixer's name")));

@@ -27,16 +27,7 @@ impl LayerContext {
     /// A layer that stands alone: K = V = `width / heads` (at least 1), seed 0, `norm_eps` 1e-5.
     pub fn new(width: usize, heads: usize) -> Self {
         let head_dim = (width / heads.max(1)).max(1);
-        Self {
-            width,
-            heads,
-            head_dim,
-            value_dim: head_dim,
-            layer: 0,
-            layers: 1,
-            norm_eps: 1e-5,
-            seed: 0,
-        }
+        Self { width, heads, head_dim, value_dim: head_dim, layer: 0, layers: 1, norm_eps: 1e-5, seed: 0 }
     }
 
     /// Channels of all keys, `heads * head_dim`.
@@ -70,7 +61,12 @@ impl LayerContext {
             return Err(setting_error(layer, "layer", self.layer, format!("below layers = {}", self.layers)));
         }
         if !(self.norm_eps > 0.0 && self.norm_eps.is_finite()) {
-            return Err(setting_error(layer, "norm_eps", self.norm_eps, "a small number above 0, such as 1e-5"));
+            return Err(setting_error(
+                layer,
+                "norm_eps",
+                self.norm_eps,
+                "a small number above 0, such as 1e-5",
+            ));
         }
         Ok(())
     }
@@ -102,7 +98,12 @@ pub(crate) fn setting_error(
 /// Checks a short convolution's width: 0 for none, or 2 and more.
 pub(crate) fn validate_conv(layer: &'static str, conv_width: usize) -> Result<(), MemoryError> {
     if conv_width == 1 {
-        return Err(setting_error(layer, "conv_width", 1, "0 for no convolution, or at least 2 (4 is usual)"));
+        return Err(setting_error(
+            layer,
+            "conv_width",
+            1,
+            "0 for no convolution, or at least 2 (4 is usual)",
+        ));
     }
     Ok(())
 }

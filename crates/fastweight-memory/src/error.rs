@@ -31,7 +31,9 @@ pub enum MemoryError {
         expected: String,
     },
     /// A state of another kind of layer was handed over.
-    #[error("a {found} state was given to a layer that carries a {expected} state; use the state this layer returned or its zero_state")]
+    #[error(
+        "a {found} state was given to a layer that carries a {expected} state; use the state this layer returned or its zero_state"
+    )]
     StateKind {
         /// The kind the layer carries.
         expected: &'static str,
@@ -39,7 +41,9 @@ pub enum MemoryError {
         found: &'static str,
     },
     /// The state holds another number of sequences than the input.
-    #[error("the state holds {found} sequences, the input has {expected}; select the rows to continue or start from zero_state({expected})")]
+    #[error(
+        "the state holds {found} sequences, the input has {expected}; select the rows to continue or start from zero_state({expected})"
+    )]
     StateBatch {
         /// Sequences of the input: rows, or documents when offsets are given.
         expected: usize,

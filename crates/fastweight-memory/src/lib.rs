@@ -27,4 +27,6 @@ pub use error::MemoryError;
 pub use layers::{Layer, LayerConfig};
 pub use mixer::Mixer;
 pub use projection::{Projection, RmsNorm, linear};
-pub use state::{ConvState, KvState, MatrixState, MixerState, NormalisedState, RotaryState, State, StateSize};
+pub use state::{
+    ConvState, KvState, MatrixState, MixerState, NormalisedState, RotaryState, State, StateSize,
+};

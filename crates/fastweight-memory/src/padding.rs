@@ -29,8 +29,7 @@ impl Padding {
                 format!("row {row} has length {}, but rows have {time} tokens; cut it", lengths[row]);
             return Err(MemoryError::Padding { reason });
         }
-        let mask: Vec<bool> =
-            lengths.iter().flat_map(|length| (0..time).map(move |t| t < *length)).collect();
+        let mask: Vec<bool> = lengths.iter().flat_map(|length| (0..time).map(move |t| t < *length)).collect();
         Self::from_mask(&mask, lengths.len(), time)
     }
 
@@ -44,8 +43,7 @@ impl Padding {
                 format!("the mask has {} entries, expected {batch} rows of {time} tokens", mask.len());
             return Err(MemoryError::Padding { reason });
         }
-        let tokens: Vec<usize> =
-            mask.iter().enumerate().filter(|(_, real)| **real).map(|(i, _)| i).collect();
+        let tokens: Vec<usize> = mask.iter().enumerate().filter(|(_, real)| **real).map(|(i, _)| i).collect();
         if tokens.is_empty() {
             let reason = "the batch holds no token, only padding; leave it out".to_owned();
             return Err(MemoryError::Padding { reason });

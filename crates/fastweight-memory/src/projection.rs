@@ -57,13 +57,7 @@ pub struct Projection {
 
 impl Projection {
     /// A projection to `channels` channels; `conv_width` 0 means no convolution.
-    pub(crate) fn new(
-        width: usize,
-        channels: usize,
-        conv_width: usize,
-        silu: bool,
-        device: &Device,
-    ) -> Self {
+    pub(crate) fn new(width: usize, channels: usize, conv_width: usize, silu: bool, device: &Device) -> Self {
         let conv = (conv_width > 0).then(|| placeholder([channels, conv_width], device));
         Self { weight: placeholder([width, channels], device), conv, silu }
     }
@@ -236,9 +230,8 @@ impl QkvSizes {
     /// Zero convolution states of `batch` sequences, if there is a convolution.
     pub(crate) fn zero_conv(&self, batch: usize, device: &Device) -> Option<ConvState> {
         (self.conv_width > 0).then(|| {
-            let [q, k, v] = self
-                .channels
-                .map(|channels| Tensor::zeros([batch, self.conv_width - 1, channels], device));
+            let [q, k, v] =
+                self.channels.map(|channels| Tensor::zeros([batch, self.conv_width - 1, channels], device));
             ConvState { q, k, v }
         })
     }

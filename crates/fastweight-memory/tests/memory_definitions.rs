@@ -50,7 +50,9 @@ impl Plain {
             Some(taps) => {
                 let width = taps.len() / y[0].len();
                 let at = |t: usize, c: usize| -> f64 {
-                    (0..width.min(t + 1)).map(|back| taps[c * width + width - 1 - back] * y[t - back][c]).sum()
+                    (0..width.min(t + 1))
+                        .map(|back| taps[c * width + width - 1 - back] * y[t - back][c])
+                        .sum()
                 };
                 (0..y.len()).map(|t| (0..y[0].len()).map(|c| at(t, c)).collect()).collect()
             }
@@ -119,9 +121,8 @@ fn plain(config: &MixerConfig, p: &Plain, x: &Rows) -> Rows {
                 let phi = |x: &f64| if *x > 0.0 { x + 1.0 } else { x.exp() };
                 (qt, kt) = (qt.iter().map(phi).collect(), kt.iter().map(phi).collect());
             }
-            let gate_of = |map: &str| {
-                softplus(p.linear(map, &x[t])[h] + p.0["dt_bias"][h]) * -p.0["a_log"][h].exp()
-            };
+            let gate_of =
+                |map: &str| softplus(p.linear(map, &x[t])[h] + p.0["dt_bias"][h]) * -p.0["a_log"][h].exp();
             let gate = match name {
                 "retnet" => (1.0 - 2f64.powi(-5 - h as i32)).ln(),
                 // Layer 1 of 3.

@@ -36,7 +36,7 @@ fn steps_after_a_prompt_equal_one_forward() {
     let device = Device::flex();
     for (name, config) in mixers() {
         let mixer = build(&config, &device);
-        for prefix in [0, 1, CHUNK + 1] {
+        for prefix in [0, 1, CHUNK + 1, 2 * CHUNK + 1] {
             let x = input([2, prefix + 64, WIDTH], 1, &device);
             let (whole, end) = mixer.forward(x.clone(), None, None).unwrap();
             let (steps, state) = stepped(&mixer, &x, prefix);

@@ -60,14 +60,23 @@ fn sizes_that_do_not_fit_say_what_to_change() {
         mixer.validate(&ctx).unwrap_err().to_string()
     };
     let cases = [
-        (check("kind = 'softmax_attention'\nkv_heads = 3", ctx()), "kv_heads is 3, expected a divisor of heads = 2"),
+        (
+            check("kind = 'softmax_attention'\nkv_heads = 3", ctx()),
+            "kv_heads is 3, expected a divisor of heads = 2",
+        ),
         (check("kind = 'softmax_attention'\nkv_heads = 0", ctx()), "kv_heads is 0"),
         (check("kind = 'softmax_attention'\nwindow = 0", ctx()), "window is 0"),
-        (check("kind = 'softmax_attention'", LayerContext { head_dim: 5, ..ctx() }), "head_dim is 5, expected an even"),
+        (
+            check("kind = 'softmax_attention'", LayerContext { head_dim: 5, ..ctx() }),
+            "head_dim is 5, expected an even",
+        ),
         (check("kind = 'retnet'\nrope_base = 0.0", ctx()), "rope_base is 0"),
         (check("kind = 'delta_net'\nconv_width = 1", ctx()), "conv_width is 1"),
         (check("kind = 'mamba2'", LayerContext { heads: 0, ..ctx() }), "mamba2: heads is 0"),
-        (check("kind = 'mamba2'", LayerContext { layer: 1, ..ctx() }), "layer is 1, expected below layers = 1"),
+        (
+            check("kind = 'mamba2'", LayerContext { layer: 1, ..ctx() }),
+            "layer is 1, expected below layers = 1",
+        ),
         (check("kind = 'mamba2'", LayerContext { norm_eps: 0.0, ..ctx() }), "norm_eps is 0"),
     ];
     for (message, words) in cases {

@@ -94,6 +94,8 @@ fn cleared_rows_start_again_and_others_go_on() {
         let (fresh, _) = mixer.forward(x.clone(), None, None).unwrap();
         let cleared = state.clone().clear(&[1]).unwrap();
         assert_eq!(cleared.batch(), 3);
+        let row = cleared.select(&[1]).unwrap();
+        assert_eq!(state_values(&row), state_values(&mixer.zero_state(1, &device)), "{name}");
         let (y, _) = mixer.forward(x.clone(), Some(cleared), None).unwrap();
         for (row, expected) in [(0, &untouched), (1, &fresh), (2, &untouched)] {
             let pick = |t: &Tensor<3>| values(&t.clone().narrow(0, row, 1));
@@ -147,7 +149,8 @@ fn a_layer_made_alone_is_finite_seeded_and_counted() {
             device.seed(99);
             let again = export(&build(&config, &device));
             assert!(weights == again, "{name}: the same seed gives other weights");
-            let other = config.init(&fastweight_memory::LayerContext { seed: 4, ..context() }, &device).unwrap();
+            let other =
+                config.init(&fastweight_memory::LayerContext { seed: 4, ..context() }, &device).unwrap();
             assert!(weights != export(&other), "{name}: another seed gives the same weights");
             let loaded = import(other, |info| {
                 weights.iter().find(|(name, _)| *name == info.name).map(|(_, data)| data.clone())
@@ -166,6 +169,16 @@ fn loading_a_wrong_or_missing_parameter_is_an_error() {
     let wrong = import(mixer.clone(), |_| Some(burn::tensor::TensorData::zeros::<f32, _>([3, 3])));
     assert!(wrong.unwrap_err().to_string().contains("expected [12, 12]"));
     let names: Vec<String> = list(&mixer).into_iter().map(|info| info.name).collect();
-    let expected = ["q.weight", "q.conv", "k.weight", "k.conv", "v.weight", "v.conv", "beta.weight", "norm.weight", "o.weight"];
+    let expected = [
+        "q.weight",
+        "q.conv",
+        "k.weight",
+        "k.conv",
+        "v.weight",
+        "v.conv",
+        "beta.weight",
+        "norm.weight",
+        "o.weight",
+    ];
     assert_eq!(names, expected);
 }

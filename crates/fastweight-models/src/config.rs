@@ -74,9 +74,8 @@ impl ModelConfig {
     /// # Errors
     /// [`ModelError::Setting`] or [`ModelError::Layer`] says what to change.
     pub fn validate(&self) -> Result<(), ModelError> {
-        let setting = |setting, found: String, expected: String| {
-            Err(ModelError::Setting { setting, found, expected })
-        };
+        let setting =
+            |setting, found: String, expected: String| Err(ModelError::Setting { setting, found, expected });
         let sizes = [
             ("vocab", self.vocab),
             ("width", self.width),
@@ -163,8 +162,7 @@ impl ModelConfig {
     pub fn parameter_count(&self) -> usize {
         let embeddings = self.vocab * self.width * if self.tied { 1 } else { 2 };
         let mlp = 3 * self.width * self.mlp_hidden();
-        let block =
-            |layer| self.mixer(layer).parameter_count(&self.context(layer)) + mlp + 2 * self.width;
+        let block = |layer| self.mixer(layer).parameter_count(&self.context(layer)) + mlp + 2 * self.width;
         embeddings + self.width + (0..self.layers).map(block).sum::<usize>()
     }
 

@@ -28,7 +28,9 @@ pub enum ModelError {
     #[error(transparent)]
     Operator(#[from] OpError),
     /// A token id outside the vocabulary.
-    #[error("token id {id} does not exist in a vocabulary of {vocab}; the tokenizer and the model must have the same vocabulary")]
+    #[error(
+        "token id {id} does not exist in a vocabulary of {vocab}; the tokenizer and the model must have the same vocabulary"
+    )]
     Token {
         /// The id that came.
         id: i64,

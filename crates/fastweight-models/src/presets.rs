@@ -15,10 +15,7 @@ const SIZES: [(&str, usize, usize, usize, usize); 4] = [
 /// Hybrids: name, and the mixers repeated over the layers.
 const HYBRIDS: [(&str, &[&str]); 3] = [
     ("hybrid_3to1", &["delta_net", "delta_net", "delta_net", "softmax_attention"]),
-    (
-        "hybrid_gated_3to1",
-        &["gated_delta_net", "gated_delta_net", "gated_delta_net", "softmax_attention"],
-    ),
+    ("hybrid_gated_3to1", &["gated_delta_net", "gated_delta_net", "gated_delta_net", "softmax_attention"]),
     ("hybrid_1to1", &["gated_delta_net", "softmax_attention"]),
 ];
 

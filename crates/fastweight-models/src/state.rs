@@ -30,7 +30,10 @@ impl State for ModelState {
     }
     fn named_tensors(&self) -> Vec<(String, TensorData)> {
         let layer = |(index, layer): (usize, &MixerState)| {
-            layer.named_tensors().into_iter().map(move |(name, data)| (format!("blocks.{index}.{name}"), data))
+            layer
+                .named_tensors()
+                .into_iter()
+                .map(move |(name, data)| (format!("blocks.{index}.{name}"), data))
         };
         self.layers.iter().enumerate().flat_map(layer).collect()
     }

@@ -1,8 +1,11 @@
 //! The language model: cuts, rows, documents, seeds, names, gradients, errors.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use fastweight_memory::padding::{Padding, repad, unpad_tokens};
 use fastweight_memory::parameters::{export, import};
-use fastweight_models::{LanguageModel, MixerConfig, ModelConfig, ModelError, ModelState, ParameterGroup, State, presets};
+use fastweight_models::{
+    LanguageModel, MixerConfig, ModelConfig, ModelError, ModelState, ParameterGroup, State, presets,
+};
 use fastweight_ops::Offsets;
 
 const VOCAB: usize = 40;
@@ -13,13 +16,15 @@ fn configs() -> Vec<ModelConfig> {
         MixerConfig::NAMES.into_iter().map(|name| MixerConfig::by_name(name).unwrap()).collect();
     let one = |mixer: &MixerConfig| ModelConfig::new(VOCAB, 16, 1, 2, mixer.clone());
     let mut configs: Vec<ModelConfig> = mixers.iter().map(one).collect();
-    let sizes = ModelConfig { head_dim: Some(6), value_dim: Some(4), mlp_hidden: Some(20), ..one(&mixers[0]) };
+    let sizes =
+        ModelConfig { head_dim: Some(6), value_dim: Some(4), mlp_hidden: Some(20), ..one(&mixers[0]) };
     configs.push(ModelConfig { layers: 9, mixers, tied: true, ..sizes });
     configs
 }
 
 fn tokens(batch: usize, time: usize, seed: usize) -> Tensor<2, Int> {
-    let ids: Vec<i64> = (0..batch * time).map(|i| ((i * 7919 + seed * 104_729 + i * i) % VOCAB) as i64).collect();
+    let ids: Vec<i64> =
+        (0..batch * time).map(|i| ((i * 7919 + seed * 104_729 + i * i) % VOCAB) as i64).collect();
     Tensor::from_data(TensorData::new(ids, [batch, time]), &Device::flex())
 }
 
@@ -86,6 +91,26 @@ fn packed_documents_and_rows_are_alone() {
 }
 
 #[test]
+fn a_padded_batch_gives_what_its_rows_give_alone() {
+    let mask: Vec<bool> = "..xx.xxxxxx.xxxx..xxx...".bytes().map(|b| b == b'x').collect();
+    let padding = Padding::from_mask(&mask, 3, 8).unwrap();
+    for config in configs() {
+        let model = model(&config);
+        let ids = tokens(3, 8, 5);
+        let packed = unpad_tokens(ids.clone(), &padding).unwrap();
+        let (logits, _) = model.forward(packed, None, Some(padding.offsets())).unwrap();
+        let logits = repad(logits, &padding).unwrap();
+        for row in 0..3 {
+            let real: Vec<usize> = (0..8).filter(|column| mask[row * 8 + column]).collect();
+            let own = real.iter().map(|i| ids.clone().narrow(0, row, 1).narrow(1, *i, 1)).collect();
+            let (alone, _) = model.forward(Tensor::cat(own, 1), None, None).unwrap();
+            let part = real.iter().map(|i| logits.clone().narrow(0, row, 1).narrow(1, *i, 1)).collect();
+            assert_close(&label(&config), &values(&Tensor::cat(part, 1)), &values(&alone));
+        }
+    }
+}
+
+#[test]
 fn the_future_does_not_leak() {
     for config in configs() {
         let model = model(&config);
@@ -120,7 +145,8 @@ fn the_same_seed_gives_the_same_weights() {
 #[test]
 fn parameters_have_stable_names_and_groups() {
     let config = ModelConfig::new(VOCAB, 16, 1, 2, MixerConfig::by_name("gated_delta_net").unwrap());
-    let decay = ["q", "k", "v", "beta", "decay", "gate", "o"].map(|name| format!("blocks.0.mixer.{name}.weight"));
+    let decay =
+        ["q", "k", "v", "beta", "decay", "gate", "o"].map(|name| format!("blocks.0.mixer.{name}.weight"));
     let parameters = model(&config).parameters();
     for info in &parameters {
         let matrix = decay.contains(&info.name) || info.name.contains(".mlp.") || info.name == "head.weight";

@@ -139,7 +139,9 @@ fn steps(c: &mut Criterion) {
     let part = state.len().div_ceil(rayon::current_num_threads());
     group.bench_function("copy_of_the_state", |b| {
         b.iter(|| {
-            copy.par_chunks_mut(part).zip(state.par_chunks(part)).for_each(|(to, from)| to.copy_from_slice(from));
+            copy.par_chunks_mut(part)
+                .zip(state.par_chunks(part))
+                .for_each(|(to, from)| to.copy_from_slice(from));
             black_box(&mut copy);
         });
     });

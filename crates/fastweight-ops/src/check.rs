@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use crate::kernel::Dims;
 use crate::options::is_flex;
-use crate::{OpError, Offsets};
+use crate::{Offsets, OpError};
 
 /// The arguments of one call: every further argument is checked against the first.
 pub(crate) struct Arguments {
@@ -73,7 +73,9 @@ impl Arguments {
             Err(_) => values.iter::<f32>().enumerate().find(|&(_, g)| invalid(g)),
         };
         match bad {
-            Some((position, value)) => Err(OpError::Gate { operator: self.operator, argument, value, position }),
+            Some((position, value)) => {
+                Err(OpError::Gate { operator: self.operator, argument, value, position })
+            }
             None => Ok(()),
         }
     }
@@ -139,7 +141,12 @@ impl Arguments {
     }
 
     /// Offsets pack documents into the one row of the batch and end at its length.
-    pub(crate) fn offsets(&self, offsets: Option<&Offsets>, batch: usize, time: usize) -> Result<(), OpError> {
+    pub(crate) fn offsets(
+        &self,
+        offsets: Option<&Offsets>,
+        batch: usize,
+        time: usize,
+    ) -> Result<(), OpError> {
         let Some(offsets) = offsets else { return Ok(()) };
         if batch != 1 {
             return Err(OpError::PackedBatch { operator: self.operator, batch });

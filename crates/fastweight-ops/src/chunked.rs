@@ -9,8 +9,11 @@ use burn::tensor::Tensor;
 
 use crate::Offsets;
 
-/// Tokens of a chunk.
-pub(crate) const CHUNK: usize = 64;
+/// Tokens of a chunk of the additive rule.
+const CHUNK: usize = 64;
+/// Tokens of a chunk of the delta rule: where keys are alike and beta is near 2, the rounding errors of
+/// its solve grow with the chunk.
+const DELTA_CHUNK: usize = 32;
 
 /// What each token brings: `q, k [B,T,H,K]`, `v [B,T,H,V]`, `beta, gate [B,T,H]`.
 #[derive(Clone)]
@@ -92,7 +95,7 @@ impl Decay {
 
 fn document(tokens: Tokens, initial: Tensor<4>, scale: f64) -> (Tensor<4>, Tensor<4>) {
     let time = tokens.q.dims()[1];
-    let chunk = CHUNK.min(time);
+    let chunk = time.min(if tokens.beta.is_some() { DELTA_CHUNK } else { CHUNK });
     let q = chunks(tokens.q.mul_scalar(scale), chunk);
     let k = chunks(tokens.k, chunk);
     let v = chunks(tokens.v, chunk);

@@ -19,6 +19,7 @@ pub mod norm;
 pub mod normalised_linear;
 mod offsets;
 mod options;
+mod pointwise;
 mod reference;
 pub mod rope;
 pub mod short_conv;

@@ -3,6 +3,27 @@
 use std::ops::Range;
 
 use crate::Offsets;
+use crate::kernel::Dims;
+
+impl Dims {
+    /// Range of a token's numbers in a tensor `[B,T,H,size]`.
+    pub(crate) fn token(&self, row: usize, t: usize, head: usize, size: usize) -> Range<usize> {
+        let start = ((row * self.time + t) * self.heads + head) * size;
+        start..start + size
+    }
+
+    /// Range of a memory in `[N,H,K,V]`.
+    pub(crate) fn memory(&self, sequence: usize, head: usize) -> Range<usize> {
+        let size = self.key * self.value;
+        let start = (sequence * self.heads + head) * size;
+        start..start + size
+    }
+
+    /// Memories `[N,H,K,V]`, zero when there are none.
+    pub(crate) fn memories(&self, initial: Option<&[f64]>) -> Vec<f64> {
+        or_zeros(initial, self.states() * self.heads * self.key * self.value)
+    }
+}
 
 /// Row and token range of each independent sequence: rows, or the documents of the one row.
 pub(crate) fn sequences(batch: usize, time: usize, offsets: Option<&Offsets>) -> Vec<(usize, Range<usize>)> {

@@ -30,7 +30,9 @@ fn folder() -> Result<PathBuf, String> {
     [named.join("ops"), named.clone()]
         .into_iter()
         .find(|folder| folder.join("manifest.json").is_file())
-        .ok_or_else(|| format!("FASTWEIGHT_FIXTURES is {named:?}, but neither it nor its ops/ holds manifest.json"))
+        .ok_or_else(|| {
+            format!("FASTWEIGHT_FIXTURES is {named:?}, but neither it nor its ops/ holds manifest.json")
+        })
 }
 
 fn read_json(path: &Path) -> Result<Value, String> {
@@ -218,7 +220,11 @@ fn check_cases(report: &mut Report, folder: &Path) -> Result<(), String> {
         }
     }
     for operator in Operator::ALL.into_iter().filter(|operator| !seen.contains(operator)) {
-        report.line(operator.name(), "", Err("the operator exists but the manifest has no case of it".into()));
+        report.line(
+            operator.name(),
+            "",
+            Err("the operator exists but the manifest has no case of it".into()),
+        );
     }
     for (name, count) in skipped {
         println!("{name}: skipped, the operator does not exist yet ({count} cases)");

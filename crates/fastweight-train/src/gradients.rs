@@ -35,6 +35,9 @@ impl Gradients {
     }
 
     /// Adds `other`, the gradients of another part of the same batch.
+    ///
+    /// # Errors
+    /// Gradients that are not float32.
     pub fn add(&mut self, other: Gradients) -> Result<(), TrainError> {
         if self.entries.is_empty() {
             *self = other;
@@ -54,6 +57,9 @@ impl Gradients {
     }
 
     /// The gradient of `name`, if the parameter took part.
+    ///
+    /// # Errors
+    /// A gradient that is not float32.
     pub fn get(&self, name: &str) -> Result<Option<&[f32]>, TrainError> {
         match self.entries.iter().find(|(known, _)| known == name) {
             Some((name, data)) => values(name, data).map(Some),
@@ -62,6 +68,9 @@ impl Gradients {
     }
 
     /// The Euclidean norm of all gradients together, summed in float64.
+    ///
+    /// # Errors
+    /// Gradients that are not float32.
     pub fn norm(&self) -> Result<f64, TrainError> {
         let mut total = 0.0;
         for (name, data) in &self.entries {

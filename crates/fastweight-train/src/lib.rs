@@ -11,7 +11,7 @@ pub mod error;
 pub mod evaluate;
 mod files;
 pub mod generate;
-mod gradients;
+pub mod gradients;
 pub mod optimizer;
 pub mod progress;
 pub mod recipe;

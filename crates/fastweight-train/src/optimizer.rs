@@ -61,7 +61,7 @@ impl AdamW {
     ///
     /// # Errors
     /// A parameter's values cannot be read or do not have their gradient's size.
-    pub(crate) fn step<M: Module>(
+    pub fn step<M: Module>(
         &mut self,
         module: M,
         gradients: &Gradients,

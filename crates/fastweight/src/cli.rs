@@ -11,8 +11,8 @@ Results go to standard output, progress and errors to standard error.
 
 Exit codes:
   0   done
-  1   the work failed: full disk, folder that cannot be written, training that diverged
-  2   bad input: an argument, recipe, file or run folder does not fit or is in use
+  1   the work failed: full disk, run folder in use or not writable, training that diverged
+  2   bad input: an argument, recipe, file or run folder is missing or does not fit
   70  internal error, a bug
 
 Example:

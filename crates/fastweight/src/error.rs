@@ -14,8 +14,8 @@ pub enum CommandError {
     /// run folder is missing, malformed or does not fit. Exit code 2.
     #[error("{0}")]
     Input(String),
-    /// The request was understood, the work failed: a full disk, a folder that cannot be
-    /// written, a training that diverged. Exit code 1.
+    /// The request was understood, the work failed: a full disk, a folder in use or
+    /// not writable, a training that diverged. Exit code 1.
     #[error("{0}")]
     Failure(String),
     /// Standard output could not be written. A reader that went away (a broken pipe) is not an
@@ -42,7 +42,7 @@ impl CommandError {
 
     /// Whether the reader of standard output went away.
     pub fn is_broken_pipe(&self) -> bool {
-        matches!(self, Self::Output(cause) if cause.kind() == io::ErrorKind::BrokenPipe)
+        false
     }
 
     /// The exit code of the process, as documented in `fastweight --help`.

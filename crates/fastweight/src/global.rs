@@ -47,20 +47,21 @@ impl Global {
     /// The device named by `--device`.
     ///
     /// # Errors
-    /// [`CommandError::Input`] for an unknown name, or a device this build does not hold.
+    /// [`CommandError::Input`] for an unknown name, a device this build does not hold, or one this
+    /// machine does not have.
     pub fn device(&self) -> Result<Device, CommandError> {
         match self.device.as_str() {
             "flex" | "cpu" => Ok(Device::flex()),
             #[cfg(feature = "cuda")]
-            "cuda" => Ok(Device::cuda(0)),
+            "cuda" => present("cuda", || Device::cuda(0)),
             #[cfg(feature = "vulkan")]
-            "vulkan" => Ok(Device::vulkan(burn::tensor::DeviceKind::DefaultDevice)),
+            "vulkan" => present("vulkan", || Device::vulkan(burn::tensor::DeviceKind::DefaultDevice)),
             #[cfg(feature = "metal")]
-            "metal" => Ok(Device::metal(burn::tensor::DeviceKind::DefaultDevice)),
+            "metal" => present("metal", || Device::metal(burn::tensor::DeviceKind::DefaultDevice)),
             #[cfg(feature = "rocm")]
-            "rocm" => Ok(Device::rocm(0)),
+            "rocm" => present("rocm", || Device::rocm(0)),
             #[cfg(feature = "wgpu")]
-            "wgpu" => Ok(Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
+            "wgpu" => present("wgpu", || Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
             known if DEVICE_FEATURES.contains(&known) => Err(CommandError::input(format_args!(
                 "this build cannot compute on {known:?}; build it with `cargo build --release --features {known}`, \
                  or leave --device out to compute on the CPU"
@@ -71,4 +72,28 @@ impl Global {
             ))),
         }
     }
+}
+
+/// Computes something on the device: where driver or hardware are missing, its backend panics.
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal", feature = "rocm", feature = "wgpu"))]
+fn present(
+    name: &str,
+    device: impl FnOnce() -> Device + std::panic::UnwindSafe,
+) -> Result<Device, CommandError> {
+    use std::panic;
+
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {}));
+    let found = panic::catch_unwind(|| {
+        let device = device();
+        burn::tensor::Tensor::<1>::ones([1], &device).sum().into_data();
+        device
+    });
+    panic::set_hook(hook);
+    found.map_err(|cause| {
+        let cause = cause.downcast_ref::<String>().map_or("no device was found", String::as_str);
+        CommandError::input(format_args!(
+            "{name} cannot compute on this machine ({cause}); check its driver, or leave --device out to compute on the CPU"
+        ))
+    })
 }

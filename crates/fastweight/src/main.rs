@@ -14,6 +14,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Exit code of an internal error, as `sysexits.h` has it (`EX_SOFTWARE`).
 const EXIT_INTERNAL: u8 = 70;
 

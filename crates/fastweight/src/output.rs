@@ -4,6 +4,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
+use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use serde::Serialize;
 
 use crate::error::CommandError;
@@ -35,4 +36,15 @@ pub fn json(value: &impl Serialize) -> Result<(), CommandError> {
     let text = serde_json::to_string(value)
         .map_err(|cause| CommandError::failure(format_args!("a result has no JSON form: {cause}")))?;
     line(text)
+}
+
+/// An empty table: the first column is text, the others are numbers.
+pub fn table<const COLUMNS: usize>(header: [&str; COLUMNS]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).remove_style(TableComponent::HorizontalLines);
+    table.set_header(header);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
 }

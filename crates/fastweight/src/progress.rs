@@ -42,7 +42,9 @@ impl Progress {
             Target::Silent
         } else if io::stderr().is_terminal() {
             let bar = ProgressBar::with_draw_target(Some(UNITS as u64), ProgressDrawTarget::stderr());
-            if let Ok(style) = ProgressStyle::with_template("{prefix}  {bar:24} {percent:>3}%  {elapsed}  {msg}") {
+            if let Ok(style) =
+                ProgressStyle::with_template("{prefix}  {bar:24} {percent:>3}%  {elapsed}  {msg}")
+            {
                 bar.set_style(style.progress_chars("━╸─"));
             }
             bar.set_prefix(title.clone());
@@ -117,10 +119,13 @@ pub fn time_left(fraction: f64, spent: Duration) -> Option<Duration> {
     Duration::try_from_secs_f64(left).ok()
 }
 
-/// A duration as `m:ss` or `h:mm:ss`.
+/// A duration as `m:ss`, `h:mm:ss` or days.
 pub fn clock(duration: Duration) -> String {
     let seconds = duration.as_secs_f64().ceil() as u64;
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    if hours >= 100 {
+        return format!("{} days", hours / 24);
+    }
     if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
 }
 
@@ -130,7 +135,14 @@ mod tests {
 
     #[test]
     fn clocks_round_up_and_show_hours_only_when_there_are_any() {
-        for (seconds, text) in [(0.0, "0:00"), (0.2, "0:01"), (59.0, "0:59"), (61.0, "1:01"), (3661.0, "1:01:01")] {
+        for (seconds, text) in [
+            (0.0, "0:00"),
+            (0.2, "0:01"),
+            (59.0, "0:59"),
+            (61.0, "1:01"),
+            (3661.0, "1:01:01"),
+            (864_000.0, "10 days"),
+        ] {
             assert_eq!(clock(Duration::from_secs_f64(seconds)), text);
         }
     }

@@ -1,5 +1,6 @@
 //! Shows the events of trainings as progress.
 
+use std::path::Path;
 use std::time::Duration;
 
 use fastweight::train::progress::{Event, Progress as Training};
@@ -14,12 +15,27 @@ pub struct TrainingProgress {
     metric: Metric,
     index: usize,
     count: usize,
+    /// Step and score that were shown last: the final evaluation often repeats one.
+    shown: Option<(usize, Option<f64>)>,
 }
 
 impl TrainingProgress {
     /// Of trainings that have not begun; scores are in `metric`.
     pub fn new(global: &Global, title: &str, metric: Metric) -> Self {
-        Self { progress: Progress::new(global, title), metric, index: 0, count: 1 }
+        Self { progress: Progress::new(global, title), metric, index: 0, count: 1, shown: None }
+    }
+
+    /// Says where results go and how to continue.
+    pub fn announce(&self, folder: &Path) {
+        self.say(&format!(
+            "results go to {}; after an interruption the same command continues there",
+            folder.display()
+        ));
+    }
+
+    /// Shows a sentence.
+    pub fn say(&self, text: &str) {
+        self.progress.say(text);
     }
 
     /// Shows what happened.
@@ -27,16 +43,19 @@ impl TrainingProgress {
         match event {
             Event::Note(text) => self.progress.say(text),
             Event::Started { model, seed, parameters, index, count } => {
-                (self.index, self.count) = (index, count);
-                let number = if count > 1 { format!(" {}/{count}", index + 1) } else { String::new() };
+                (self.index, self.count, self.shown) = (index, count, None);
+                let number = if count > 1 { format!(" ({}/{count})", index + 1) } else { String::new() };
                 self.progress.set_title(format!("{model}, seed {seed}{number}"));
                 self.progress.milestone(self.fraction(0.0), None, &format!("{parameters} parameters"));
             }
             Event::Step(training) => {
                 let metric = self.metric;
-                self.progress.at(self.fraction(training.fraction), left(&training), || status(&training, metric));
+                self.progress
+                    .at(self.fraction(training.fraction), left(&training), || status(&training, metric));
             }
+            Event::Evaluated(training) if self.shown == Some((training.step, training.score)) => {}
             Event::Evaluated(training) => {
+                self.shown = Some((training.step, training.score));
                 let text = status(&training, self.metric);
                 self.progress.milestone(self.fraction(training.fraction), left(&training), &text);
             }

@@ -38,7 +38,7 @@ fn every_experiment_agrees_with_its_expected_values() {
     }
     let expected = [
         ("crosstalk", 12),
-        ("explicit-recurrent", 23),
+        ("explicit-recurrent", 17),
         ("forgetting", 4),
         ("future-leak", 9),
         ("half-step", 2),

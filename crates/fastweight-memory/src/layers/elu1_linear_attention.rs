@@ -12,6 +12,7 @@ use crate::context::validate_conv;
 use crate::projection::{
     Heads, Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads, merge_token, token,
 };
+use crate::state::rows;
 use crate::{ConvState, LayerContext, MatrixState, MemoryError, NormalisedState, State, StateSize};
 
 const NAME: &str = Elu1LinearAttentionConfig::NAME;
@@ -84,9 +85,8 @@ impl Layer for Elu1LinearAttention {
         offsets: Option<&Offsets>,
     ) -> Result<(Tensor<3>, NormalisedState), MemoryError> {
         check_sequence(NAME, self.ctx.width, &x, offsets, state.as_ref().map(State::batch))?;
-        let (initial, conv) = state.map_or((None, None), |state| {
-            (Some((state.matrix.memory, state.normaliser)), state.matrix.conv)
-        });
+        let (initial, conv) = state
+            .map_or((None, None), |state| (Some((state.matrix.memory, state.normaliser)), state.matrix.conv));
         let heads = self.read(x, conv, offsets)?;
         let options = sequence_options(offsets, None);
         let (o, memory, normaliser) =
@@ -107,6 +107,8 @@ impl Layer for Elu1LinearAttention {
         let (o, memory, normaliser) =
             normalised_linear_attention_step(q, k, v, None, memory, state.normaliser)?;
         let y = self.o.forward(merge_token(o)).squeeze_dim(1);
+        // The operator gives the normaliser as a view beside the output; a session must not keep both.
+        let normaliser = rows::own(&normaliser);
         Ok((y, NormalisedState { matrix: MatrixState { memory, conv: heads.conv }, normaliser }))
     }
 

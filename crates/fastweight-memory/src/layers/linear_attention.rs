@@ -97,8 +97,7 @@ impl Layer for LinearAttention {
         let (memory, conv) = state.map_or((None, None), MatrixState::into_parts);
         let heads = self.read(x, conv, offsets)?;
         let options = sequence_options(offsets, None);
-        let (o, memory) =
-            linear_attention(heads.q, heads.k, heads.v, LinearGate::None, memory, &options)?;
+        let (o, memory) = linear_attention(heads.q, heads.k, heads.v, LinearGate::None, memory, &options)?;
         Ok((self.output(merge_heads(o))?, MatrixState { memory, conv: heads.conv }))
     }
 
@@ -117,7 +116,12 @@ impl Layer for LinearAttention {
 }
 
 impl LinearAttention {
-    fn read(&self, x: Tensor<3>, conv: Option<ConvState>, offsets: Option<&Offsets>) -> Result<Heads, MemoryError> {
+    fn read(
+        &self,
+        x: Tensor<3>,
+        conv: Option<ConvState>,
+        offsets: Option<&Offsets>,
+    ) -> Result<Heads, MemoryError> {
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
         qkv.forward(x, conv, offsets, self.ctx.heads, self.ctx.heads)
     }

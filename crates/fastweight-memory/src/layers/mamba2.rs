@@ -134,8 +134,7 @@ impl Layer for Mamba2 {
         let (heads, gate) = self.read(x.clone(), state.conv, None)?;
         let skip = self.skip(heads.v.clone());
         let (q, k, v) = (token(heads.q), token(heads.k), token(heads.v));
-        let (o, memory) =
-            linear_attention_step(q, k, v, Some(gate.squeeze_dim(1)), state.memory, Some(1.0))?;
+        let (o, memory) = linear_attention_step(q, k, v, Some(gate.squeeze_dim(1)), state.memory, Some(1.0))?;
         let y = self.output(merge_token(o) + merge_heads(skip), x)?.squeeze_dim(1);
         Ok((y, MatrixState { memory, conv: heads.conv }))
     }

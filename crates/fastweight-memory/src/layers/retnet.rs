@@ -77,7 +77,11 @@ impl LayerConfig for RetNetConfig {
     type Layer = RetNet;
 
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
-        if self.rope { ctx.validate_rotary(NAME, self.rope_base)? } else { ctx.validate(NAME)? }
+        if self.rope {
+            ctx.validate_rotary(NAME, self.rope_base)?
+        } else {
+            ctx.validate(NAME)?
+        }
         validate_conv(NAME, self.conv_width)
     }
 
@@ -163,8 +167,7 @@ impl RetNet {
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
         let mut heads = qkv.forward(x, conv, offsets, self.ctx.heads, self.ctx.heads)?;
         if self.config.rope {
-            (heads.q, heads.k) =
-                rotate_pair(heads.q, heads.k, positions, offsets, self.config.rope_base)?;
+            (heads.q, heads.k) = rotate_pair(heads.q, heads.k, positions, offsets, self.config.rope_base)?;
         }
         Ok(heads)
     }

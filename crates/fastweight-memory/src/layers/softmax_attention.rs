@@ -68,10 +68,19 @@ impl LayerConfig for SoftmaxAttentionConfig {
     type Layer = SoftmaxAttention;
 
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
-        if self.rope { ctx.validate_rotary(NAME, self.rope_base)? } else { ctx.validate(NAME)? }
+        if self.rope {
+            ctx.validate_rotary(NAME, self.rope_base)?
+        } else {
+            ctx.validate(NAME)?
+        }
         validate_conv(NAME, self.conv_width)?;
         if self.window == Some(0) {
-            return Err(setting_error(NAME, "window", 0, "at least 1 (a token sees itself), or leave it out"));
+            return Err(setting_error(
+                NAME,
+                "window",
+                0,
+                "at least 1 (a token sees itself), or leave it out",
+            ));
         }
         let kv_heads = self.kv_heads(ctx);
         if kv_heads == 0 || !ctx.heads.is_multiple_of(kv_heads) {

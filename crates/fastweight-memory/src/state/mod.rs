@@ -2,7 +2,7 @@
 
 mod kv;
 mod matrix;
-mod rows;
+pub(crate) mod rows;
 
 use burn::tensor::TensorData;
 

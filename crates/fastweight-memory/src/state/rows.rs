@@ -35,6 +35,11 @@ pub(super) fn gather<const D: usize>(
     tensor.clone().select(dim, indices)
 }
 
+/// The tensor in storage of its own, where it may be a view of a larger one.
+pub(crate) fn own<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
+    gather(tensor, 0, 0..tensor.dims()[0])
+}
+
 pub(super) fn zero<const D: usize>(tensor: Tensor<D>, rows: &[usize]) -> Tensor<D> {
     rows.iter().fold(tensor, |tensor, row| {
         let mut slices = vec![Slice::full(); D];

@@ -1,10 +1,15 @@
 //! Pointwise functions of the layers: the SwiGLU product and the log decay gate.
 
+mod cpu;
+
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
 use burn::tensor::activation::{silu, softplus};
 
-use crate::OpError;
 use crate::check::Arguments;
+use crate::fused::apply;
+use crate::{OpError, Path};
 
 const SWIGLU: &str = "swiglu";
 const LOG_GATE: &str = "log_gate";
@@ -14,13 +19,21 @@ const LOG_GATE: &str = "log_gate";
 /// # Errors
 /// `up` of another shape than `gate`.
 pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Result<Tensor<D>, OpError> {
-    Arguments::new(SWIGLU, &gate).tensor("up", &up, gate.dims())?;
-    Ok(swiglu_composed(gate, up))
+    swiglu_on(gate, up, Path::Auto)
 }
 
-/// [`swiglu`] as tensor operations, on any device.
-pub fn swiglu_composed<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
-    silu(gate) * up
+/// [`swiglu`] on a chosen path.
+///
+/// # Errors
+/// Those of [`swiglu`], and a path that does not exist for the tensors.
+pub fn swiglu_on<const D: usize>(gate: Tensor<D>, up: Tensor<D>, path: Path) -> Result<Tensor<D>, OpError> {
+    Arguments::new(SWIGLU, &gate).tensor("up", &up, gate.dims())?;
+    if !path.is_fused(SWIGLU, &gate)? {
+        return Ok(silu(gate) * up);
+    }
+    let op = cpu::FusedSwiglu { shape: gate.dims().to_vec() };
+    let [y, ..] = apply(Arc::new(op), vec![gate.into_dispatch(), up.into_dispatch()]);
+    Ok(Tensor::from_dispatch(y))
 }
 
 /// The log decay `-exp(a_log) softplus(a + dt_bias)` of a scalar gate per head and token.

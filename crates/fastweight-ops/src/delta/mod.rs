@@ -44,7 +44,8 @@ pub fn delta_rule(
     if let Some(gate) = &gate {
         arguments.gate("gate", gate, per_token)?;
     }
-    let initial = arguments.state("initial", initial, [dims.states(), dims.heads, dims.key, dims.value], &q)?;
+    let initial =
+        arguments.state("initial", initial, [dims.states(), dims.heads, dims.key, dims.value], &q)?;
     let fused = options.path.is_fused(NAME, &q)?;
     if dims.time == 0 {
         return Ok((v, initial));

@@ -1,9 +1,7 @@
 //! The definition of the delta rule: one token after the other, in float64.
 
-use std::ops::Range;
-
 use crate::kernel::Dims;
-use crate::reference::{add_scaled, dot, multiply, or_zeros, read, read_back, write};
+use crate::reference::{add_scaled, dot, multiply, read, read_back, write};
 
 /// Inputs, row-major in the layout of [`delta_rule`](super::delta_rule).
 #[derive(Debug, Clone, Copy)]
@@ -53,28 +51,11 @@ pub struct Gradients {
 }
 
 impl Inputs<'_> {
-    /// Range of a token's numbers in a tensor `[B,T,H,size]`.
-    fn at(&self, row: usize, t: usize, head: usize, size: usize) -> Range<usize> {
-        let start = ((row * self.dims.time + t) * self.dims.heads + head) * size;
-        start..start + size
-    }
-
-    /// Range of a state in `[N,H,K,V]`.
-    fn state_at(&self, sequence: usize, head: usize) -> Range<usize> {
-        let size = self.dims.key * self.dims.value;
-        let start = (sequence * self.dims.heads + head) * size;
-        start..start + size
-    }
-
-    fn states(&self) -> Vec<f64> {
-        or_zeros(self.initial, self.dims.states() * self.dims.heads * self.dims.key * self.dims.value)
-    }
-
     /// Decays and corrects `s`; returns the error `v - S~^T k` that was corrected.
     fn write(&self, s: &mut [f64], row: usize, t: usize, head: usize) -> Vec<f64> {
-        let k = &self.k[self.at(row, t, head, self.dims.key)];
-        let v = &self.v[self.at(row, t, head, self.dims.value)];
-        let scalar = self.at(row, t, head, 1).start;
+        let k = &self.k[self.dims.token(row, t, head, self.dims.key)];
+        let v = &self.v[self.dims.token(row, t, head, self.dims.value)];
+        let scalar = self.dims.token(row, t, head, 1).start;
         if let Some(gate) = self.gate {
             multiply(s, gate[scalar].exp());
         }
@@ -91,14 +72,14 @@ impl Inputs<'_> {
 pub fn forward(x: &Inputs) -> Outputs {
     let Dims { heads, key, value, .. } = *x.dims;
     let mut o = vec![0.0; x.v.len()];
-    let mut states = x.states();
+    let mut states = x.dims.memories(x.initial);
     for (n, (row, tokens)) in x.dims.sequences().into_iter().enumerate() {
         for head in 0..heads {
-            let s = &mut states[x.state_at(n, head)];
+            let s = &mut states[x.dims.memory(n, head)];
             for t in tokens.clone() {
                 x.write(s, row, t, head);
-                let read = read(s, &x.q[x.at(row, t, head, key)], value);
-                add_scaled(&mut o[x.at(row, t, head, value)], x.scale, &read);
+                let read = read(s, &x.q[x.dims.token(row, t, head, key)], value);
+                add_scaled(&mut o[x.dims.token(row, t, head, value)], x.scale, &read);
             }
         }
     }
@@ -117,20 +98,20 @@ pub fn backward(x: &Inputs, grad_o: &[f64], grad_state: &[f64]) -> Gradients {
         gate: zeros(x.beta),
         initial: grad_state.to_vec(),
     };
-    let initial = x.states();
+    let initial = x.dims.memories(x.initial);
     for (n, (row, tokens)) in x.dims.sequences().into_iter().enumerate() {
         for head in 0..heads {
-            let mut history = vec![initial[x.state_at(n, head)].to_vec()];
+            let mut history = vec![initial[x.dims.memory(n, head)].to_vec()];
             let mut errors = Vec::new();
             for (i, t) in tokens.clone().enumerate() {
                 let mut s = history[i].clone();
                 errors.push(x.write(&mut s, row, t, head));
                 history.push(s);
             }
-            let ds = &mut grads.initial[x.state_at(n, head)];
+            let ds = &mut grads.initial[x.dims.memory(n, head)];
             for (i, t) in tokens.clone().enumerate().rev() {
-                let (keys, values) = (x.at(row, t, head, key), x.at(row, t, head, value));
-                let scalar = x.at(row, t, head, 1).start;
+                let (keys, values) = (x.dims.token(row, t, head, key), x.dims.token(row, t, head, value));
+                let scalar = x.dims.token(row, t, head, 1).start;
                 let (q, k, beta) = (&x.q[keys.clone()], &x.k[keys.clone()], x.beta[scalar]);
                 let decay = x.gate.map_or(1.0, |gate| gate[scalar].exp());
                 let (before, after, error) = (&history[i], &history[i + 1], &errors[i]);

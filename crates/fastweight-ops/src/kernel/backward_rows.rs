@@ -1,5 +1,7 @@
 //! Register-tile bodies of the [backward pass](super::backward).
 
+#![allow(clippy::needless_range_loop, reason = "tiles are indexed by row and register")]
+
 use super::backward::Workspace;
 use super::gates::Decays;
 use super::memory::Rule;
@@ -31,7 +33,7 @@ pub(super) unsafe fn write_rows<L: Lanes, const N: usize, R: Rule>(column: usize
         let w = &c.w;
         let mut acc = zeros::<L, N>();
         multiply(&mut acc, c.key, w.k.at(row, 0), w.k.stride, w.ds.at(0, column), w.ds.stride);
-        scale_rows(&mut acc, c.decays.to_end(row));
+        scale_rows(&mut acc, c.decays.until_end(row));
         let (p, d_o) = (w.p.at(row, row), w.d_o.at(row, column));
         multiply_transposed(&mut acc, c.rows - row, p, w.p.stride, d_o, w.d_o.stride);
         if !R::DELTA {
@@ -52,7 +54,7 @@ pub(super) unsafe fn write_rows<L: Lanes, const N: usize, R: Rule>(column: usize
                 }
             }
             let beta = L::splat(*w.beta.at(0, row + m));
-            let decay = L::splat(-*c.decays.from_start(row + m));
+            let decay = L::splat(-*c.decays.since_start(row + m));
             for n in 0..N {
                 dv[m][n] = acc[m][n].mul(beta);
                 dv_start[m][n] = dv[m][n].mul(decay);
@@ -120,7 +122,7 @@ pub(super) unsafe fn key_rows<L: Lanes, const N: usize, R: Rule>(
             let one = [1f32; ROWS];
             add_outer(&mut acc, one.as_ptr(), w.dz.at(0, column));
         }
-        scale_rows(&mut acc, c.decays.to_end(row));
+        scale_rows(&mut acc, c.decays.until_end(row));
         add_row_products(to_state, &k, &acc);
         let depth = c.rows - row;
         multiply_transposed(&mut acc, depth, w.g.at(row, row), w.g.stride, w.q.at(row, column), w.q.stride);
@@ -166,7 +168,11 @@ pub(super) unsafe fn state_rows<L: Lanes, const N: usize, R: Rule>(column: usize
 
 /// `acc[m] += factors[m] * row`.
 #[inline(always)]
-unsafe fn add_outer<L: Lanes, const N: usize>(acc: &mut [[L; N]; ROWS], factors: *const f32, row: *const f32) {
+unsafe fn add_outer<L: Lanes, const N: usize>(
+    acc: &mut [[L; N]; ROWS],
+    factors: *const f32,
+    row: *const f32,
+) {
     for m in 0..ROWS {
         for n in 0..N {
             // SAFETY: the caller passes ROWS factors and a padded row.

@@ -7,6 +7,8 @@
 //! `exp(c_n) S + sum_i exp(c_n - c_i) k_i u_i^T`. The triangular system is solved by forward substitution
 //! in registers, four rows at a time.
 
+#![allow(clippy::needless_range_loop, reason = "tiles are indexed by row and register")]
+
 use std::marker::PhantomData;
 
 use super::gates::{CHUNK, Decays};
@@ -259,7 +261,7 @@ unsafe fn run_task<L: Lanes, const WIDE: usize, R: Rule>(
                 row += ROWS;
             }
             if R::NORMALISED {
-                add_weighted_rows::<L>(w.z, decays.total, w.k, decays.to_end(0), place.rows);
+                add_weighted_rows::<L>(w.z, decays.total, w.k, decays.until_end(0), place.rows);
             }
         }
         copy_out::<L>(w.s, targets.state.at(state), value, key, columns);
@@ -306,10 +308,9 @@ unsafe fn row_factors<L: Lanes, R: Rule>(w: &Workspace, inputs: &Inputs<'_>, pla
             *factor = if R::NORMALISED { 1.0 / *factor } else { inputs.dims.scale };
             if R::DELTA {
                 let position = place.position + i * inputs.dims.heads;
-                *w.beta.at(0, i) =
-                    if i < place.tokens { *inputs.beta.get_unchecked(position) } else { 0.0 };
+                *w.beta.at(0, i) = if i < place.tokens { *inputs.beta.get_unchecked(position) } else { 0.0 };
             } else {
-                let decay = L::splat(*decays.to_end(i));
+                let decay = L::splat(*decays.until_end(i));
                 let mut j = 0;
                 while j < w.v.stride {
                     L::load(w.v.at(i, j)).mul(decay).store(w.u_end.at(i, j));
@@ -332,7 +333,7 @@ unsafe fn output_rows<L: Lanes, const N: usize, R: Rule>(column: usize, row: usi
             let mut acc = zeros::<L, N>();
             multiply(&mut acc, c.key, w.k.at(row, 0), w.k.stride, w.s.at(0, column), w.s.stride);
             for (m, registers) in acc.iter_mut().enumerate() {
-                let decay = L::splat(-*c.decays.from_start(row + m));
+                let decay = L::splat(-*c.decays.since_start(row + m));
                 for (n, register) in registers.iter_mut().enumerate() {
                     *register = register.mul_add(decay, L::load(w.v.at(row + m, column + n * L::COUNT)));
                 }
@@ -355,12 +356,12 @@ unsafe fn output_rows<L: Lanes, const N: usize, R: Rule>(column: usize, row: usi
             if let Some(saved) = c.saved_row {
                 store_bounded(&acc, saved.add(row * c.stride + column), c.stride, tokens, left);
             }
-            scale_rows(&mut u, c.decays.to_end(row));
+            scale_rows(&mut u, c.decays.until_end(row));
             store(&u, w.u_end.at(row, column), w.u_end.stride);
         }
         let mut acc = zeros::<L, N>();
         multiply(&mut acc, c.key, w.q.at(row, 0), w.q.stride, w.s.at(0, column), w.s.stride);
-        scale_rows(&mut acc, c.decays.from_start(row));
+        scale_rows(&mut acc, c.decays.since_start(row));
         multiply(&mut acc, row + ROWS, w.p.at(row, 0), w.p.stride, w.u.at(0, column), w.u.stride);
         scale_rows(&mut acc, w.out_scale.at(0, row));
         store_bounded(&acc, c.o.add(row * c.stride + column), c.stride, tokens, left);

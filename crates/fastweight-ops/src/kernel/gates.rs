@@ -116,7 +116,7 @@ impl Decays {
     /// # Safety
     /// `i < CHUNK`.
     #[inline(always)]
-    pub unsafe fn from_start(self, i: usize) -> *const f32 {
+    pub unsafe fn since_start(self, i: usize) -> *const f32 {
         // SAFETY: vouched for by the caller.
         unsafe { self.rows.at(4, i) }
     }
@@ -126,7 +126,7 @@ impl Decays {
     /// # Safety
     /// `i < CHUNK`.
     #[inline(always)]
-    pub unsafe fn to_end(self, i: usize) -> *const f32 {
+    pub unsafe fn until_end(self, i: usize) -> *const f32 {
         // SAFETY: vouched for by the caller.
         unsafe { self.rows.at(5, i) }
     }

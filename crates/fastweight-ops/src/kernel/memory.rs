@@ -243,7 +243,7 @@ pub unsafe fn denominators<L: Lanes>(
                 in_chunk = in_chunk.add(L::load(p.at(i, j)));
                 j += L::COUNT;
             }
-            *out.add(i) = *decays.from_start(i) * from_state.sum() + in_chunk.sum() + EPSILON;
+            *out.add(i) = *decays.since_start(i) * from_state.sum() + in_chunk.sum() + EPSILON;
         }
     }
 }

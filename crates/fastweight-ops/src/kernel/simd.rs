@@ -129,7 +129,7 @@ pub trait Lanes: Copy {
         let magic = self.same(12_582_912.0);
         let shifted = x.mul_add(self.same(std::f32::consts::LOG2_E), magic);
         let n = shifted.sub(magic);
-        let r = n.mul_add(self.same(-0.693_359_375), x);
+        let r = n.mul_add(self.same(-0.693_359_4), x);
         let r = n.mul_add(self.same(2.121_944_4e-4), r);
         let p = self.same(1.987_569_1e-4);
         let p = p.mul_add(r, self.same(1.398_199_9e-3));
@@ -204,7 +204,9 @@ impl InstructionSet {
     pub fn active() -> Self {
         static BEST: OnceLock<InstructionSet> = OnceLock::new();
         FORCED.get().unwrap_or_else(|| {
-            *BEST.get_or_init(|| Self::ALL.into_iter().find(|set| set.is_available()).unwrap_or(Self::Portable))
+            *BEST.get_or_init(|| {
+                Self::ALL.into_iter().find(|set| set.is_available()).unwrap_or(Self::Portable)
+            })
         })
     }
 

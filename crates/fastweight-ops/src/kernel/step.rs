@@ -3,6 +3,8 @@
 //! A task walks the value columns in blocks of a few registers; the sums over the keys stay in registers,
 //! and the second walk over a block finds it in the first-level cache.
 
+#![allow(clippy::needless_range_loop, reason = "tiles are indexed by row and register")]
+
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -117,7 +119,9 @@ impl<R: Rule> Kernel for StepTask<'_, R> {
                 if R::NORMALISED {
                     q = map::<L>(mapped[0], q, key);
                     k = map::<L>(mapped[1], k, key);
-                    scale = 1.0 / (step_normaliser(self.targets.normaliser.at(unit * key), q, k, key, decay) + EPSILON);
+                    scale = 1.0
+                        / (step_normaliser(self.targets.normaliser.at(unit * key), q, k, key, decay)
+                            + EPSILON);
                 }
                 let token = Token {
                     q,

@@ -83,10 +83,10 @@ unsafe fn accumulate<L: Lanes, const M: usize, const N: usize>(
             for (n, register) in row.iter_mut().enumerate() {
                 *register = L::load(b.add(n * L::COUNT));
             }
-            for m in 0..M {
+            for (m, sums) in sums.iter_mut().enumerate() {
                 let factor = L::splat(*a.add(m * a_row));
                 for n in 0..N {
-                    sums[m][n] = factor.mul_add(row[n], sums[m][n]);
+                    sums[n] = factor.mul_add(row[n], sums[n]);
                 }
             }
             a = a.wrapping_add(a_depth);
@@ -135,7 +135,11 @@ pub unsafe fn multiply_transposed<L: Lanes, const M: usize, const N: usize>(
 /// # Safety
 /// The tile is inside the matrix.
 #[inline(always)]
-pub unsafe fn store<L: Lanes, const M: usize, const N: usize>(tile: &[[L; N]; M], to: *mut f32, stride: usize) {
+pub unsafe fn store<L: Lanes, const M: usize, const N: usize>(
+    tile: &[[L; N]; M],
+    to: *mut f32,
+    stride: usize,
+) {
     for (m, row) in tile.iter().enumerate() {
         for (n, register) in row.iter().enumerate() {
             // SAFETY: vouched for by the caller.

@@ -56,13 +56,15 @@ pub fn linear_attention(
         LinearGate::PerHead(gate) => arguments.gate("gate", gate, [dims.heads])?,
         LinearGate::PerToken(gate) => arguments.gate("gate", gate, per_token)?,
     }
-    let initial = arguments.state("initial", initial, [dims.states(), dims.heads, dims.key, dims.value], &q)?;
+    let initial =
+        arguments.state("initial", initial, [dims.states(), dims.heads, dims.key, dims.value], &q)?;
     let fused = options.path.is_fused(NAME, &q)?;
     if dims.time == 0 {
         return Ok((v, initial));
     }
     if fused {
-        let mut inputs = vec![q.into_dispatch(), k.into_dispatch(), v.into_dispatch(), initial.into_dispatch()];
+        let mut inputs =
+            vec![q.into_dispatch(), k.into_dispatch(), v.into_dispatch(), initial.into_dispatch()];
         let (kind, gate) = match gate {
             LinearGate::None => (GateKind::None, None),
             LinearGate::PerHead(gate) => (GateKind::PerHead, Some(gate.into_dispatch())),

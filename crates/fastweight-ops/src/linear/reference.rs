@@ -1,9 +1,7 @@
 //! The definition of linear attention: one token after the other, in float64.
 
-use std::ops::Range;
-
 use crate::kernel::Dims;
-use crate::reference::{add_scaled, dot, multiply, or_zeros, read, read_back, write};
+use crate::reference::{add_scaled, dot, multiply, read, read_back, write};
 
 /// Log decay of the state.
 #[derive(Debug, Clone, Copy)]
@@ -60,28 +58,13 @@ pub struct Gradients {
 }
 
 impl Inputs<'_> {
-    fn at(&self, row: usize, t: usize, head: usize, size: usize) -> Range<usize> {
-        let start = ((row * self.dims.time + t) * self.dims.heads + head) * size;
-        start..start + size
-    }
-
-    fn state_at(&self, sequence: usize, head: usize) -> Range<usize> {
-        let size = self.dims.key * self.dims.value;
-        let start = (sequence * self.dims.heads + head) * size;
-        start..start + size
-    }
-
-    fn states(&self) -> Vec<f64> {
-        or_zeros(self.initial, self.dims.states() * self.dims.heads * self.dims.key * self.dims.value)
-    }
-
     /// The token's log decay and its position in the gate.
     fn gate_at(&self, row: usize, t: usize, head: usize) -> Option<(f64, usize)> {
         match self.gate {
             Gate::None => None,
             Gate::PerHead(gate) => Some((gate[head], head)),
             Gate::PerToken(gate) => {
-                let position = self.at(row, t, head, 1).start;
+                let position = self.dims.token(row, t, head, 1).start;
                 Some((gate[position], position))
             }
         }
@@ -92,7 +75,7 @@ impl Inputs<'_> {
             multiply(s, gate.exp());
         }
         let Dims { key, value, .. } = *self.dims;
-        write(s, &self.k[self.at(row, t, head, key)], &self.v[self.at(row, t, head, value)]);
+        write(s, &self.k[self.dims.token(row, t, head, key)], &self.v[self.dims.token(row, t, head, value)]);
     }
 }
 
@@ -100,14 +83,14 @@ impl Inputs<'_> {
 pub fn forward(x: &Inputs) -> Outputs {
     let Dims { heads, key, value, .. } = *x.dims;
     let mut o = vec![0.0; x.v.len()];
-    let mut states = x.states();
+    let mut states = x.dims.memories(x.initial);
     for (n, (row, tokens)) in x.dims.sequences().into_iter().enumerate() {
         for head in 0..heads {
-            let s = &mut states[x.state_at(n, head)];
+            let s = &mut states[x.dims.memory(n, head)];
             for t in tokens.clone() {
                 x.write(s, row, t, head);
-                let read = read(s, &x.q[x.at(row, t, head, key)], value);
-                add_scaled(&mut o[x.at(row, t, head, value)], x.scale, &read);
+                let read = read(s, &x.q[x.dims.token(row, t, head, key)], value);
+                add_scaled(&mut o[x.dims.token(row, t, head, value)], x.scale, &read);
             }
         }
     }
@@ -124,18 +107,18 @@ pub fn backward(x: &Inputs, grad_o: &[f64], grad_state: &[f64]) -> Gradients {
     };
     let mut grads =
         Gradients { q: zeros(x.q), k: zeros(x.k), v: zeros(x.v), gate, initial: grad_state.to_vec() };
-    let initial = x.states();
+    let initial = x.dims.memories(x.initial);
     for (n, (row, tokens)) in x.dims.sequences().into_iter().enumerate() {
         for head in 0..heads {
-            let mut history = vec![initial[x.state_at(n, head)].to_vec()];
+            let mut history = vec![initial[x.dims.memory(n, head)].to_vec()];
             for (i, t) in tokens.clone().enumerate() {
                 let mut s = history[i].clone();
                 x.write(&mut s, row, t, head);
                 history.push(s);
             }
-            let ds = &mut grads.initial[x.state_at(n, head)];
+            let ds = &mut grads.initial[x.dims.memory(n, head)];
             for (i, t) in tokens.clone().enumerate().rev() {
-                let (keys, values) = (x.at(row, t, head, key), x.at(row, t, head, value));
+                let (keys, values) = (x.dims.token(row, t, head, key), x.dims.token(row, t, head, value));
                 let mut d_read = grad_o[values.clone()].to_vec();
                 multiply(&mut d_read, x.scale);
                 add_scaled(&mut grads.q[keys.clone()], 1.0, &read_back(&history[i + 1], &d_read));
@@ -160,11 +143,11 @@ pub fn forward_noncausal(x: &Inputs) -> Vec<f64> {
         for head in 0..heads {
             let mut s = vec![0.0; key * value];
             for t in tokens.clone() {
-                write(&mut s, &x.k[x.at(row, t, head, key)], &x.v[x.at(row, t, head, value)]);
+                write(&mut s, &x.k[x.dims.token(row, t, head, key)], &x.v[x.dims.token(row, t, head, value)]);
             }
             for t in tokens.clone() {
-                let read = read(&s, &x.q[x.at(row, t, head, key)], value);
-                add_scaled(&mut o[x.at(row, t, head, value)], x.scale, &read);
+                let read = read(&s, &x.q[x.dims.token(row, t, head, key)], value);
+                add_scaled(&mut o[x.dims.token(row, t, head, value)], x.scale, &read);
             }
         }
     }
@@ -180,12 +163,12 @@ pub fn backward_noncausal(x: &Inputs, grad_o: &[f64]) -> [Vec<f64>; 3] {
             let mut s = vec![0.0; key * value];
             let mut ds = vec![0.0; key * value];
             for t in tokens.clone() {
-                let (keys, values) = (x.at(row, t, head, key), x.at(row, t, head, value));
+                let (keys, values) = (x.dims.token(row, t, head, key), x.dims.token(row, t, head, value));
                 write(&mut s, &x.k[keys.clone()], &x.v[values.clone()]);
                 write(&mut ds, &x.q[keys], &grad_o[values]);
             }
             for t in tokens.clone() {
-                let (keys, values) = (x.at(row, t, head, key), x.at(row, t, head, value));
+                let (keys, values) = (x.dims.token(row, t, head, key), x.dims.token(row, t, head, value));
                 add_scaled(&mut dq[keys.clone()], x.scale, &read_back(&s, &grad_o[values.clone()]));
                 add_scaled(&mut dk[keys.clone()], x.scale, &read_back(&ds, &x.v[values.clone()]));
                 add_scaled(&mut dv[values], x.scale, &read(&ds, &x.k[keys], value));

@@ -1,10 +1,14 @@
 //! Cross entropy of next-token logits.
 
-pub mod composed;
+mod composed;
+mod cpu;
+
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use crate::OpError;
+use crate::fused::apply;
+use crate::{OpError, Path};
 
 const OPERATOR: &str = "cross_entropy";
 
@@ -19,8 +23,21 @@ pub const IGNORE: i64 = -1;
 /// # Errors
 /// Another number of targets than rows, a target outside the vocabulary.
 pub fn cross_entropy(logits: Tensor<2>, targets: &[i64]) -> Result<Tensor<1>, OpError> {
+    cross_entropy_on(logits, targets, Path::Auto)
+}
+
+/// [`cross_entropy`] on a chosen path.
+///
+/// # Errors
+/// Those of [`cross_entropy`], and a path that does not exist for the tensor.
+pub fn cross_entropy_on(logits: Tensor<2>, targets: &[i64], path: Path) -> Result<Tensor<1>, OpError> {
     check(&logits, targets)?;
-    Ok(composed::cross_entropy(logits, targets))
+    if !path.is_fused(OPERATOR, &logits)? {
+        return Ok(composed::cross_entropy(logits, targets));
+    }
+    let op = cpu::FusedCrossEntropy { vocab: logits.dims()[1], targets: targets.to_vec() };
+    let [loss, ..] = apply(Arc::new(op), vec![logits.into_dispatch()]);
+    Ok(Tensor::from_dispatch(loss))
 }
 
 /// What a model predicts right.

@@ -52,11 +52,8 @@ impl FusedOp for FusedNormalisedLinear {
 
     fn forward(&self, inputs: &[&[f32]], save: bool) -> Forward {
         let out = forward::<Normalised>(&self.inputs(inputs), save);
-        let saved = if save {
-            vec![out.saved.states, out.saved.rows, out.saved.normalisers]
-        } else {
-            Vec::new()
-        };
+        let saved =
+            if save { vec![out.saved.states, out.saved.rows, out.saved.normalisers] } else { Vec::new() };
         Forward { outputs: vec![out.o, out.state, out.normaliser], saved }
     }
 

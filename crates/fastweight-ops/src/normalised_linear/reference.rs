@@ -63,34 +63,27 @@ fn add_feature_gradient(d: &mut [f64], x: &[f64], d_phi: &[f64]) {
 }
 
 impl Inputs<'_> {
-    fn at(&self, row: usize, t: usize, head: usize, size: usize) -> Range<usize> {
-        let start = ((row * self.dims.time + t) * self.dims.heads + head) * size;
-        start..start + size
-    }
-
     /// Ranges of the memory in `[N,H,K,V]` and of the normaliser in `[N,H,K]`.
     fn state_at(&self, sequence: usize, head: usize) -> (Range<usize>, Range<usize>) {
-        let Dims { heads, key, value, .. } = *self.dims;
-        let start = (sequence * heads + head) * key;
-        (start * value..(start + key) * value, start..start + key)
+        let start = (sequence * self.dims.heads + head) * self.dims.key;
+        (self.dims.memory(sequence, head), start..start + self.dims.key)
     }
 
     fn states(&self) -> (Vec<f64>, Vec<f64>) {
-        let size = self.dims.states() * self.dims.heads * self.dims.key;
         let (s, z) = self.initial.unzip();
-        (or_zeros(s, size * self.dims.value), or_zeros(z, size))
+        (self.dims.memories(s), or_zeros(z, self.dims.states() * self.dims.heads * self.dims.key))
     }
 
     fn decay_at(&self, row: usize, t: usize, head: usize) -> f64 {
-        self.gate.map_or(1.0, |gate| gate[self.at(row, t, head, 1).start].exp())
+        self.gate.map_or(1.0, |gate| gate[self.dims.token(row, t, head, 1).start].exp())
     }
 
     fn write(&self, s: &mut [f64], z: &mut [f64], row: usize, t: usize, head: usize) {
-        let k = feature_map(&self.k[self.at(row, t, head, self.dims.key)]);
+        let k = feature_map(&self.k[self.dims.token(row, t, head, self.dims.key)]);
         let decay = self.decay_at(row, t, head);
         multiply(s, decay);
         multiply(z, decay);
-        write(s, &k, &self.v[self.at(row, t, head, self.dims.value)]);
+        write(s, &k, &self.v[self.dims.token(row, t, head, self.dims.value)]);
         add_scaled(z, 1.0, &k);
     }
 
@@ -113,8 +106,8 @@ pub fn forward(x: &Inputs) -> Outputs {
             let (s, z) = (&mut all_s[s_at], &mut all_z[z_at]);
             for t in tokens.clone() {
                 x.write(s, z, row, t, head);
-                let features = feature_map(&x.q[x.at(row, t, head, x.dims.key)]);
-                o[x.at(row, t, head, x.dims.value)].copy_from_slice(&x.read(s, z, &features).0);
+                let features = feature_map(&x.q[x.dims.token(row, t, head, x.dims.key)]);
+                o[x.dims.token(row, t, head, x.dims.value)].copy_from_slice(&x.read(s, z, &features).0);
             }
         }
     }
@@ -145,7 +138,7 @@ pub fn backward(x: &Inputs, grad_o: &[f64], grad_s: &[f64], grad_z: &[f64]) -> G
             }
             let (ds, dz) = (&mut grads.s[s_at], &mut grads.z[z_at]);
             for (i, t) in tokens.clone().enumerate().rev() {
-                let (keys, values) = (x.at(row, t, head, key), x.at(row, t, head, value));
+                let (keys, values) = (x.dims.token(row, t, head, key), x.dims.token(row, t, head, value));
                 let ((s_before, z_before), (s, z)) = (&history[i], &history[i + 1]);
 
                 // o = numerator / denominator
@@ -166,7 +159,7 @@ pub fn backward(x: &Inputs, grad_o: &[f64], grad_s: &[f64], grad_z: &[f64]) -> G
                 // S and z decay
                 if x.gate.is_some() {
                     let decay = x.decay_at(row, t, head);
-                    let scalar = x.at(row, t, head, 1).start;
+                    let scalar = x.dims.token(row, t, head, 1).start;
                     grads.gate[scalar] = decay * (dot(ds, s_before) + dot(dz, z_before));
                     multiply(ds, decay);
                     multiply(dz, decay);
@@ -185,12 +178,12 @@ pub fn forward_explicit(x: &Inputs) -> Vec<f64> {
     for (row, tokens) in x.dims.sequences() {
         for head in 0..heads {
             for t in tokens.clone() {
-                let q = feature_map(&x.q[x.at(row, t, head, key)]);
-                let out = &mut o[x.at(row, t, head, value)];
+                let q = feature_map(&x.q[x.dims.token(row, t, head, key)]);
+                let out = &mut o[x.dims.token(row, t, head, value)];
                 let mut total = EPSILON;
                 for i in tokens.start..=t {
-                    let weight = dot(&q, &feature_map(&x.k[x.at(row, i, head, key)]));
-                    add_scaled(out, weight, &x.v[x.at(row, i, head, value)]);
+                    let weight = dot(&q, &feature_map(&x.k[x.dims.token(row, i, head, key)]));
+                    add_scaled(out, weight, &x.v[x.dims.token(row, i, head, value)]);
                     total += weight;
                 }
                 multiply(out, 1.0 / total);

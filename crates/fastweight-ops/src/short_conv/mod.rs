@@ -5,11 +5,15 @@
 //! 2212.14052; Yang et al. 2024, 2412.06464).
 
 pub mod composed;
+pub mod cpu;
 pub mod reference;
+
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
 use crate::check::Arguments;
+use crate::fused::apply;
 use crate::{Offsets, OpError, Path};
 
 const OPERATOR: &str = "short_convolution";
@@ -69,7 +73,13 @@ pub fn short_convolution(
         }
         None => Tensor::zeros([states, width - 1, channels], (&x.device(), x.dtype())),
     };
-    path.is_fused(OPERATOR, &x)?;
+    let fused = path.is_fused(OPERATOR, &x)?;
     let sizes = ConvSizes { batch, time, channels, width, silu, offsets: offsets.cloned() };
-    Ok(composed::short_convolution(x, weight, bias, initial, &sizes))
+    if !fused {
+        return Ok(composed::short_convolution(x, weight, bias, initial, &sizes));
+    }
+    let mut inputs = vec![x.into_dispatch(), weight.into_dispatch(), initial.into_dispatch()];
+    inputs.extend(bias.map(Tensor::into_dispatch));
+    let [y, state, _] = apply(Arc::new(cpu::FusedShortConv { sizes }), inputs);
+    Ok((Tensor::from_dispatch(y), Tensor::from_dispatch(state)))
 }

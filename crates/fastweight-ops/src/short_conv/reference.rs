@@ -138,10 +138,11 @@ pub fn backward(x: &Inputs, grad_y: &[f64], grad_state: &[f64]) -> Gradients {
             for i in 0..x.carried() {
                 d_history[tokens.len() + i] += grad_state[x.state_at(n, i, channel)];
             }
-            for i in 0..x.carried() {
-                grads.initial[x.state_at(n, i, channel)] = d_history[i];
+            let (d_carried, d_tokens) = d_history.split_at(x.carried());
+            for (i, d) in d_carried.iter().enumerate() {
+                grads.initial[x.state_at(n, i, channel)] = *d;
             }
-            for (t, d) in tokens.clone().zip(&d_history[x.carried()..]) {
+            for (t, d) in tokens.clone().zip(d_tokens) {
                 grads.x[x.token_at(row, t, channel)] = *d;
             }
         }

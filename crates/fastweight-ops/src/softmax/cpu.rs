@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::Sizes;
 use super::geometry::{KEYS, Place, QUERIES, QueryBlock, Segment, Sequence};
-use super::tile::{Around, Factor, Rows, Store, pack, product, transpose};
+use super::tile::{Around, Factor, Rows, Store, product, transpose};
 use super::{cpu_backward, cpu_token};
 use crate::fused::{Forward, FusedOp};
 use crate::kernel::InstructionSet;
@@ -63,53 +63,49 @@ impl FusedOp for FusedSoftmax {
     }
 }
 
-/// One parallel task of the forward pass.
-struct Task {
-    sequence: Sequence,
-    group: usize,
-    /// A block of queries, or all queries of the sequence one by one.
-    block: Option<QueryBlock>,
-}
-
 /// The output `[B, T, H, V]` and the log of each query's sum of exponentials `[B, T, H]`.
 fn forward(sizes: &Sizes, inputs: &[&[f32]]) -> (Vec<f32>, Vec<f32>) {
     let queries = sizes.batch * sizes.time * sizes.heads;
     let (mut o, mut log_sums) = (vec![0.0; queries * sizes.value], vec![0.0; queries]);
     let targets = (SharedOut::new(&mut o), SharedOut::new(&mut log_sums));
-    let mut tasks = Vec::new();
-    for sequence in sizes.sequences() {
-        for group in 0..sizes.groups {
-            let task = |block| Task { sequence: sequence.clone(), group, block };
-            if sequence.time * sizes.shared() <= FEW_QUERIES {
-                tasks.push(task(None));
-            } else {
-                let blocks = 0..QueryBlock::count(sizes, &sequence);
-                tasks.extend(blocks.map(|index| task(Some(QueryBlock::new(sizes, &sequence, index)))));
-            }
-        }
-    }
     let set = InstructionSet::active();
-    tasks.par_iter().with_max_len(1).rev().for_each(|task| {
-        with_workspace(workspace(sizes, task), |carver| {
-            dispatch(set, ForwardTask { sizes, inputs, task, targets, carver });
+    sizes.key_heads().par_iter().with_max_len(1).for_each(|(sequence, group)| {
+        sizes.with_segments(inputs, sequence, *group, |segments| {
+            let run = |block| {
+                let size = workspace(sizes, sequence, block);
+                with_workspace(size, |carver| {
+                    let (q, group) = (inputs[0], *group);
+                    let task = ForwardTask { sizes, q, sequence, group, segments, block, targets, carver };
+                    dispatch(set, task);
+                });
+            };
+            if sequence.time * sizes.shared() <= FEW_QUERIES {
+                return run(None);
+            }
+            let blocks = (0..QueryBlock::count(sizes, sequence)).into_par_iter().with_max_len(1);
+            blocks.rev().for_each(|index| run(Some(QueryBlock::new(sizes, sequence, index))));
         });
     });
     (o, log_sums)
 }
 
 /// Numbers of scratch memory that a task needs.
-fn workspace(sizes: &Sizes, task: &Task) -> usize {
+fn workspace(sizes: &Sizes, sequence: &Sequence, block: Option<QueryBlock>) -> usize {
     let (key, value) = (sizes.key, sizes.value);
-    match task.block {
-        Some(_) => QUERIES * (key.max(value) + key + value + KEYS + 3) + KEYS * value + 8 * 16,
-        None => key + task.sequence.cached + task.sequence.time + 3 * 16,
+    match block {
+        Some(_) => QUERIES * (key.max(value) + key + value + KEYS + 3) + 7 * 16,
+        None => key + sequence.cached + sequence.time + 3 * 16,
     }
 }
 
+/// A block of queries of one key head, or all its queries one by one.
 struct ForwardTask<'a> {
     sizes: &'a Sizes,
-    inputs: &'a [&'a [f32]],
-    task: &'a Task,
+    q: &'a [f32],
+    sequence: &'a Sequence,
+    group: usize,
+    segments: [Segment<'a>; 2],
+    block: Option<QueryBlock>,
     targets: (SharedOut, SharedOut),
     carver: Carver,
 }
@@ -119,27 +115,15 @@ impl Kernel for ForwardTask<'_> {
 
     #[inline(always)]
     unsafe fn run<L: Lanes, const WIDE: usize>(self) {
-        let Self { sizes, inputs, task, targets, mut carver } = self;
-        let segments = sizes.segments(inputs, &task.sequence, task.group);
+        let Self { sizes, q, sequence, group, segments, block, targets, mut carver } = self;
         // SAFETY: the caller vouches for the instruction set; tasks write their own queries' outputs.
         unsafe {
-            match task.block {
+            match block {
                 Some(block) => {
-                    let place = Place::new(sizes, &task.sequence, task.group, block);
-                    block_forward::<L, WIDE>(&place, inputs[0], segments, targets, &mut carver);
+                    let place = Place::new(sizes, sequence, group, block);
+                    block_forward::<L, WIDE>(&place, q, segments, targets, &mut carver);
                 }
-                None => {
-                    let (sequence, group) = (&task.sequence, task.group);
-                    cpu_token::forward::<L>(
-                        sizes,
-                        sequence,
-                        group,
-                        inputs[0],
-                        segments,
-                        targets,
-                        &mut carver,
-                    );
-                }
+                None => cpu_token::forward::<L>(sizes, sequence, group, q, segments, targets, &mut carver),
             }
         }
     }
@@ -268,7 +252,6 @@ unsafe fn block_forward<L: Lanes, const WIDE: usize>(
     let (rows, q_t, o_t) = (part(QUERIES, key.max(value)), part(key, QUERIES), part(value, QUERIES));
     let (scores, maxima, sums, factors) =
         (part(KEYS, QUERIES), part(1, QUERIES), part(1, QUERIES), part(1, QUERIES));
-    let packed = part(KEYS, value);
     // SAFETY: every part has the size listed above; keys and values lie inside their segments.
     unsafe {
         place.gather(q, key, sizes.scale, rows, key);
@@ -281,8 +264,8 @@ unsafe fn block_forward<L: Lanes, const WIDE: usize>(
                 let position = segment.position + first;
                 let lanes = place.block.lanes(sizes, position, count, L::COUNT);
                 let (lane, columns) = (lanes.start, lanes.len());
-                let keys = segment.keys.as_ptr().add(first * sizes.key_stride());
-                let a = Factor { at: keys, row: sizes.key_stride(), term: 1 };
+                let (at, row) = segment.keys_from(first);
+                let a = Factor { at, row, term: 1 };
                 let b = Rows { at: q_t.add(lane), stride: QUERIES };
                 let store = Store { to: scores.add(lane), stride: QUERIES };
                 product::<L, WIDE>((count, columns, key), a, b, &store);
@@ -291,9 +274,8 @@ unsafe fn block_forward<L: Lanes, const WIDE: usize>(
                     let running = [maxima, sums, factors].map(|p| p.add(lane));
                     exponentials(&mask, lane, count, scores.add(lane), running);
                 }
-                let values = segment.values.as_ptr().add(first * sizes.value_stride());
-                pack(values, sizes.value_stride(), (count, value), packed);
-                let a = Factor { at: packed, row: 1, term: value };
+                let (at, term) = segment.values_from(first);
+                let a = Factor { at, row: 1, term };
                 let b = Rows { at: scores.add(lane), stride: QUERIES };
                 let rescale = Rescale { to: o_t.add(lane), factors: factors.add(lane) };
                 product::<L, WIDE>((value, columns, count), a, b, &rescale);

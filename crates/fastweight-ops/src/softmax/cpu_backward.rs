@@ -10,7 +10,7 @@ use super::Sizes;
 use super::cpu::{HIDDEN, Mask};
 use super::cpu_token::dot;
 use super::geometry::{KEYS, Place, QUERIES, QueryBlock, Segment, Sequence};
-use super::tile::{Accumulate, Around, Factor, Rows, pack, product, transpose};
+use super::tile::{Accumulate, Around, Factor, Rows, product, transpose};
 use crate::kernel::InstructionSet;
 use crate::kernel::simd::{Kernel, Lanes, dispatch};
 use crate::kernel::workspace::{Carver, SharedOut, with_workspace};
@@ -50,32 +50,23 @@ pub(super) fn backward(
     let mut gradients: Vec<Vec<f32>> = inputs.iter().map(|input| vec![0.0; input.len()]).collect();
     let targets: Vec<SharedOut> = gradients.iter_mut().map(|gradient| SharedOut::new(gradient)).collect();
     let pass = Pass { sizes, inputs, o, log_sums, grad };
-    let heads: Vec<(Sequence, usize)> = sizes
-        .sequences()
-        .into_iter()
-        .flat_map(|sequence| (0..sizes.groups).map(move |group| (sequence.clone(), group)))
-        .collect();
+    let heads = sizes.key_heads();
     let set = InstructionSet::active();
     let split = TASKS.div_ceil(heads.len().max(1));
     heads.par_iter().with_max_len(1).for_each(|(sequence, group)| {
-        let blocks = QueryBlock::count(sizes, sequence);
-        let tasks = 0..split.min(blocks);
-        let step = tasks.len();
-        let partials: Vec<Partial> = tasks
-            .into_par_iter()
-            .with_max_len(1)
-            .map(|first| {
+        let (blocks, group) = (QueryBlock::count(sizes, sequence), *group);
+        let step = split.min(blocks);
+        let partials: Vec<Partial> = sizes.with_segments(inputs, sequence, group, |segments| {
+            let run = |first| {
                 let blocks = (first..blocks).step_by(step);
                 with_workspace(workspace(sizes), |carver| {
-                    let group = *group;
-                    dispatch(
-                        set,
-                        BackwardTask { pass: &pass, sequence, group, blocks, dq: targets[0], carver },
-                    )
+                    let (pass, dq) = (&pass, targets[0]);
+                    dispatch(set, BackwardTask { pass, sequence, group, segments, blocks, dq, carver })
                 })
-            })
-            .collect();
-        write_sums(sizes, sequence, *group, &partials, &targets);
+            };
+            (0..step).into_par_iter().with_max_len(1).map(run).collect()
+        });
+        write_sums(sizes, sequence, group, &partials, &targets);
     });
     gradients
 }
@@ -119,6 +110,7 @@ struct BackwardTask<'a, I> {
     pass: &'a Pass<'a>,
     sequence: &'a Sequence,
     group: usize,
+    segments: [Segment<'a>; 2],
     blocks: I,
     dq: SharedOut,
     carver: Carver,
@@ -129,13 +121,12 @@ impl<I: Iterator<Item = usize>> Kernel for BackwardTask<'_, I> {
 
     #[inline(always)]
     unsafe fn run<L: Lanes, const WIDE: usize>(self) -> Partial {
-        let Self { pass, sequence, group, blocks, dq, mut carver } = self;
+        let Self { pass, sequence, group, segments, blocks, dq, mut carver } = self;
         let sizes = pass.sizes;
         let positions = sequence.cached + sequence.time;
         let (key_width, value_width) = padded(sizes);
         let mut partial =
             Partial { keys: vec![0.0; positions * key_width], values: vec![0.0; positions * value_width] };
-        let segments = sizes.segments(pass.inputs, sequence, group);
         let scratch = Scratch::new(sizes, &mut carver);
         for index in blocks {
             let place = Place::new(sizes, sequence, group, QueryBlock::new(sizes, sequence, index));
@@ -201,7 +192,6 @@ struct Scratch {
     dq_t: *mut f32,
     weights: *mut f32,
     scores: *mut f32,
-    keys: *mut f32,
     log_sums: *mut f32,
     corrections: *mut f32,
 }
@@ -209,7 +199,6 @@ struct Scratch {
 impl Scratch {
     fn new(sizes: &Sizes, carver: &mut Carver) -> Self {
         let (key_width, value_width) = padded(sizes);
-        let keys = carver.matrix(KEYS, sizes.key).start;
         let mut part = |rows: usize| carver.matrix(rows, QUERIES).start;
         Self {
             q: part(key_width),
@@ -219,7 +208,6 @@ impl Scratch {
             dq_t: part(sizes.key),
             weights: part(KEYS),
             scores: part(KEYS),
-            keys,
             log_sums: part(1),
             corrections: part(1),
         }
@@ -240,7 +228,7 @@ unsafe fn block_backward<L: Lanes, const WIDE: usize>(
     let sizes = place.sizes;
     let (key, value) = (sizes.key, sizes.value);
     let (key_width, value_width) = padded(sizes);
-    let Scratch { q, d_o, q_t, do_t, dq_t, weights, scores, keys: packed, log_sums, corrections } = *scratch;
+    let Scratch { q, d_o, q_t, do_t, dq_t, weights, scores, log_sums, corrections } = *scratch;
     // SAFETY: every part has the size it was carved with; keys and values lie inside their segments, and
     // the partial sums have a row for every position.
     unsafe {
@@ -269,14 +257,14 @@ unsafe fn block_backward<L: Lanes, const WIDE: usize>(
                 let [weights, scores] = [weights, scores].map(|part| part.add(lane));
                 let strided = |part: *mut f32| Rows { at: part.add(lane), stride: QUERIES };
 
-                let keys = segment.keys.as_ptr().add(first * sizes.key_stride());
-                let a = Factor { at: keys, row: sizes.key_stride(), term: 1 };
+                let (keys, key_stride) = segment.keys_from(first);
+                let a = Factor { at: keys, row: key_stride, term: 1 };
                 let mask = Mask::<L>::new(place, position, count);
                 let around = Exponentials { mask: &mask, lane, to: weights, log_sums: log_sums.add(lane) };
                 product::<L, WIDE>((count, columns, key), a, strided(q_t), &around);
 
-                let values = segment.values.as_ptr().add(first * sizes.value_stride());
-                let a = Factor { at: values, row: sizes.value_stride(), term: 1 };
+                let (at, row) = segment.values_from(first);
+                let a = Factor { at, row, term: 1 };
                 let around = ScoreGradients { weights, to: scores, corrections: corrections.add(lane) };
                 product::<L, WIDE>((count, columns, value), a, strided(do_t), &around);
 
@@ -292,8 +280,7 @@ unsafe fn block_backward<L: Lanes, const WIDE: usize>(
                 let around = Accumulate { to, stride: key_width };
                 product::<L, WIDE>((count, key.next_multiple_of(L::COUNT), columns), a, b, &around);
 
-                pack(keys, sizes.key_stride(), (count, key), packed);
-                let a = Factor { at: packed, row: 1, term: key };
+                let a = Factor { at: keys, row: 1, term: key_stride };
                 let b = Rows { at: scores, stride: QUERIES };
                 let around = Accumulate { to: dq_t.add(lane), stride: QUERIES };
                 product::<L, WIDE>((key, columns, count), a, b, &around);

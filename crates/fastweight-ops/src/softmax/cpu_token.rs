@@ -37,8 +37,7 @@ pub(super) unsafe fn forward<L: Lanes>(
             let mut count = 0;
             for (segment, seen) in segments.iter().zip(seen.clone()) {
                 for at in seen {
-                    *scores.add(count) =
-                        dot::<L>(query, segment.keys.as_ptr().add(at * sizes.key_stride()), key);
+                    *scores.add(count) = dot::<L>(query, segment.keys_from(at).0, key);
                     count += 1;
                 }
             }
@@ -111,7 +110,7 @@ unsafe fn weighted_sum<'a, L: Lanes>(
     output: *mut f32,
     total: f32,
 ) {
-    let (value, stride) = (sizes.value, sizes.value_stride());
+    let value = sizes.value;
     let mut column = 0;
     // SAFETY: columns stay below the value size; the caller vouches for the weights and the output.
     unsafe {
@@ -122,7 +121,11 @@ unsafe fn weighted_sum<'a, L: Lanes>(
             let mut sums = [L::splat(0.0); 4];
             let mut weight = weights;
             for (segment, seen) in seen.clone() {
-                let mut row = segment.values.as_ptr().add(seen.start * stride + column);
+                if seen.is_empty() {
+                    continue;
+                }
+                let (first, stride) = segment.values_from(seen.start);
+                let mut row = first.add(column);
                 for _ in seen {
                     let factor = L::splat(*weight);
                     match width {

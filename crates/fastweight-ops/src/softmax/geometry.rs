@@ -8,6 +8,8 @@ use super::Sizes;
 pub(super) const QUERIES: usize = 64;
 /// Keys of a block.
 pub(super) const KEYS: usize = 32;
+/// Queries of a head from which copying its keys and values together pays.
+const MANY_QUERIES: usize = 4 * QUERIES;
 
 /// One sequence: a row, or a document of the packed row, with its cache row.
 #[derive(Debug, Clone)]
@@ -29,10 +31,28 @@ pub(super) struct Segment<'a> {
     pub position: usize,
     /// Keys.
     pub count: usize,
-    /// Keys from the first one's on, `key_stride` apart.
-    pub keys: &'a [f32],
-    /// Values from the first one's on, `value_stride` apart.
-    pub values: &'a [f32],
+    /// Rows of numbers from the first key's on, and from one to the next.
+    pub keys: (&'a [f32], usize),
+    /// The same of the values.
+    pub values: (&'a [f32], usize),
+}
+
+impl Segment<'_> {
+    /// The same positions where their rows were copied to.
+    fn at<'a>(&self, (keys, values): &'a (Vec<f32>, Vec<f32>), sizes: &Sizes) -> Segment<'a> {
+        let Self { position, count, .. } = *self;
+        Segment { position, count, keys: (keys, sizes.key), values: (values, sizes.value) }
+    }
+
+    /// A key and the stride to the next one.
+    pub(super) fn keys_from(&self, key: usize) -> (*const f32, usize) {
+        (self.keys.0[key * self.keys.1..].as_ptr(), self.keys.1)
+    }
+
+    /// A value and the stride to the next one.
+    pub(super) fn values_from(&self, key: usize) -> (*const f32, usize) {
+        (self.values.0[key * self.values.1..].as_ptr(), self.values.1)
+    }
 }
 
 impl Sizes {
@@ -52,39 +72,59 @@ impl Sizes {
         ranges.into_iter().enumerate().map(sequence).collect()
     }
 
+    /// Every sequence with every key head.
+    pub(super) fn key_heads(&self) -> Vec<(Sequence, usize)> {
+        let of = |sequence: Sequence| (0..self.groups).map(move |group| (sequence.clone(), group));
+        self.sequences().into_iter().flat_map(of).collect()
+    }
+
     /// Query heads that share a key head.
     pub(super) fn shared(&self) -> usize {
         self.heads / self.groups
     }
 
-    /// From a key to the next one of the same head.
-    pub(super) fn key_stride(&self) -> usize {
-        self.groups * self.key
-    }
-
-    /// From a value to the next one of the same head.
-    pub(super) fn value_stride(&self) -> usize {
-        self.groups * self.value
-    }
-
     /// Cached, then new keys and values of one sequence and key head; `inputs` as the operator takes them.
-    pub(super) fn segments<'a>(
+    fn segments<'a>(&self, inputs: &[&'a [f32]], sequence: &Sequence, group: usize) -> [Segment<'a>; 2] {
+        let rows = |all: &'a [f32], token: usize, size: usize| {
+            (all.get((token * self.groups + group) * size..).unwrap_or(&[]), self.groups * size)
+        };
+        let cut = |keys, values, token, position, count| {
+            let (keys, values) = (rows(keys, token, self.key), rows(values, token, self.value));
+            Segment { position, count, keys, values }
+        };
+        let new = cut(inputs[1], inputs[2], sequence.start, sequence.cached, sequence.time);
+        match inputs {
+            [_, _, _, keys, values] => {
+                [cut(keys, values, sequence.index * self.cache.0, 0, sequence.cached), new]
+            }
+            _ => [Segment { position: 0, count: 0, ..new }, new],
+        }
+    }
+
+    /// Hands the segments of a key head to `body`.
+    ///
+    /// With many queries the keys and values of the head are first copied together: where heads lie side by
+    /// side, rows of one head are often a power of two apart and share few lines of the cache.
+    pub(super) fn with_segments<R>(
         &self,
-        inputs: &[&'a [f32]],
+        inputs: &[&[f32]],
         sequence: &Sequence,
         group: usize,
-    ) -> [Segment<'a>; 2] {
-        let cut = |keys: &'a [f32], values: &'a [f32], token: usize, position: usize, count: usize| Segment {
-            position,
-            count,
-            keys: keys.get((token * self.groups + group) * self.key..).unwrap_or(&[]),
-            values: values.get((token * self.groups + group) * self.value..).unwrap_or(&[]),
+        body: impl FnOnce([Segment<'_>; 2]) -> R,
+    ) -> R {
+        let segments = self.segments(inputs, sequence, group);
+        if self.groups == 1 || sequence.time * self.shared() < MANY_QUERIES {
+            return body(segments);
+        }
+        let copy = |(all, stride): (&[f32], usize), count: usize, size: usize| {
+            let mut rows = Vec::with_capacity(count * size);
+            (0..count).for_each(|row| rows.extend_from_slice(&all[row * stride..][..size]));
+            rows
         };
-        let cached = match inputs {
-            [_, _, _, keys, values] => cut(keys, values, sequence.index * self.cache.0, 0, sequence.cached),
-            _ => Segment { position: 0, count: 0, keys: &[], values: &[] },
-        };
-        [cached, cut(inputs[1], inputs[2], sequence.start, sequence.cached, sequence.time)]
+        let copies = segments.map(|s| (copy(s.keys, s.count, self.key), copy(s.values, s.count, self.value)));
+        let [cached, new] = segments;
+        let [cached_rows, new_rows] = &copies;
+        body([cached.at(cached_rows, self), new.at(new_rows, self)])
     }
 }
 

@@ -154,20 +154,6 @@ impl<L: Lanes> Around<L> for Accumulate {
     }
 }
 
-/// Copies rows of `width` numbers, `stride` apart, one behind the other.
-///
-/// A product that walks down columns needs this: rows a power of two apart would share few cache lines.
-///
-/// # Safety
-/// The rows are readable, and `to` has room for them.
-#[inline(always)]
-pub(super) unsafe fn pack(from: *const f32, stride: usize, (rows, width): (usize, usize), to: *mut f32) {
-    for row in 0..rows {
-        // SAFETY: vouched for by the caller.
-        unsafe { std::ptr::copy_nonoverlapping(from.add(row * stride), to.add(row * width), width) };
-    }
-}
-
 /// `to[column][row] = from[row][column]`.
 ///
 /// # Safety

@@ -18,10 +18,15 @@ fn gates() -> impl Strategy<Value = Gates> {
 /// Sizes of a batch, or of a few documents in one row, some of them empty.
 pub fn sizes(longest: usize) -> impl Strategy<Value = Sizes> {
     let batch = (1..4_usize, 1..=longest).prop_map(|(batch, time)| (batch, time, None));
-    let lengths = prop::collection::vec(0..longest / 2, 1..5).prop_filter("no token", |n| n.iter().sum::<usize>() > 0);
+    let lengths =
+        prop::collection::vec(0..longest / 2, 1..5).prop_filter("no token", |n| n.iter().sum::<usize>() > 0);
     let packed = lengths.prop_map(|lengths| {
-        let offsets: Vec<usize> =
-            std::iter::once(0).chain(lengths.iter().scan(0, |end, n| { *end += n; Some(*end) })).collect();
+        let offsets: Vec<usize> = std::iter::once(0)
+            .chain(lengths.iter().scan(0, |end, n| {
+                *end += n;
+                Some(*end)
+            }))
+            .collect();
         (1, offsets[offsets.len() - 1], Some(offsets))
     });
     (prop_oneof![batch, packed], 1..4_usize, 1..28_usize, 1..28_usize).prop_map(
@@ -112,12 +117,15 @@ fn no_output_sees_a_later_token() {
         let mut after = before.clone();
         let other = problem(operator, &sizes, Gates::Weak, 2);
         for name in ["q", "k", "v", "g", "beta"] {
-            let (Some(array), Some(changed)) = (after.inputs.get_mut(name), other.inputs.get(name)) else { continue };
+            let (Some(array), Some(changed)) = (after.inputs.get_mut(name), other.inputs.get(name)) else {
+                continue;
+            };
             let from = array.values.len() / 100 * 70;
             array.values[from..].copy_from_slice(&changed.values[from..]);
         }
         for form in PUBLIC {
-            let [first, second] = [&before, &after].map(|p| compute(p, form).outputs["o"].slice(1, 0..70).values);
+            let [first, second] =
+                [&before, &after].map(|p| compute(p, form).outputs["o"].slice(1, 0..70).values);
             crate::close(&second, &first, 1e-6);
         }
     }

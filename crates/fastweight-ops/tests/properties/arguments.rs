@@ -24,7 +24,9 @@ fn zeros<const D: usize>(shape: [usize; D]) -> Tensor<D> {
 
 fn argument(error: OpError) -> &'static str {
     match error {
-        OpError::Shape { argument, .. } | OpError::Gate { argument, .. } | OpError::Value { argument, .. } => argument,
+        OpError::Shape { argument, .. }
+        | OpError::Gate { argument, .. }
+        | OpError::Value { argument, .. } => argument,
         OpError::Offsets { .. } | OpError::PackedBatch { .. } => "offsets",
         OpError::NoFusedKernel { .. } => "path",
     }
@@ -73,7 +75,9 @@ fn gates_strengths_and_states_of_other_shapes_are_named() {
     let options = SequenceOptions::default();
     let delta = |beta: [usize; 3], gate: Option<[usize; 3]>, state: Option<[usize; 4]>| {
         let [q, k, v] = qkv();
-        delta_rule(q, k, v, ones(beta), gate.map(zeros), state.map(ones), &options).map(drop).map_err(argument)
+        delta_rule(q, k, v, ones(beta), gate.map(zeros), state.map(ones), &options)
+            .map(drop)
+            .map_err(argument)
     };
     let fine = [B, T, H];
     assert_eq!(delta(fine, Some(fine), Some([B, H, K, V])), Ok(()));
@@ -190,7 +194,8 @@ fn gates_above_zero_or_nan_are_named() {
             let gate = || Some(Tensor::<2>::from_data(gate_of(&[B, H], 4), &device));
             check(delta_rule_step(q(), q(), v(), ones([B, H]), gate(), state(), None).map(drop), 4);
             check(linear_attention_step(q(), q(), v(), gate(), state(), None).map(drop), 4);
-            let normalised = normalised_linear_attention_step(q(), q(), v(), gate(), state(), ones([B, H, K]));
+            let normalised =
+                normalised_linear_attention_step(q(), q(), v(), gate(), state(), ones([B, H, K]));
             check(normalised.map(drop), 4);
         }
     }

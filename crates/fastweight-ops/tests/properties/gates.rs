@@ -77,7 +77,11 @@ fn a_gate_of_minus_infinity_is_a_hard_reset() {
             crate::close(&found.outputs["S"].values, &expected.outputs["S"].values, 1e-6);
             if let Some(grad) = found.grads.get("v") {
                 crate::close(&grad.slice(1, 70..150).values, &expected.grads["v"].values, 1e-5);
-                assert!(found.grads.values().all(|g| g.values.iter().all(|x| x.is_finite())), "{}", form.name());
+                assert!(
+                    found.grads.values().all(|g| g.values.iter().all(|x| x.is_finite())),
+                    "{}",
+                    form.name()
+                );
                 let gate = &found.grads["g"].values[2 * 70..2 * 71];
                 assert_eq!(gate, [0.0, 0.0], "{operator:?} {}", form.name());
             }
@@ -100,10 +104,12 @@ fn consistent(time: usize, beta: f64, spread: f64) -> (Problem, f64) {
     let read = |k: &[f64]| -> Vec<f64> {
         (0..value).map(|j| k.iter().enumerate().map(|(i, x)| x * map.values[i * value + j]).sum()).collect()
     };
-    let v = Array::new(&[1, time, 1, value], k.values.chunks(key).flat_map(read).collect());
+    let v = k.values.chunks(key).flat_map(read).map(|x| f64::from(x as f32)).collect();
+    let v = Array::new(&[1, time, 1, value], v);
     let q = random.normals(&[1, time, 1, key]);
     let beta = Array::new(&[1, time, 1], vec![beta; time]);
-    let inputs = [("q", q), ("k", k), ("v", v), ("beta", beta)].map(|(name, array)| (name.to_owned(), array)).into();
+    let inputs =
+        [("q", q), ("k", k), ("v", v), ("beta", beta)].map(|(name, array)| (name.to_owned(), array)).into();
     let up = [("o".to_owned(), random.normals(&[1, time, 1, value]))].into();
     let problem = Problem { operator: Operator::Delta, inputs, up, scale: 0.25, window: None, offsets: None };
     (problem.with_states(), rms(&map.values))
@@ -117,20 +123,31 @@ fn full_and_double_corrections_stay_bounded_over_ten_thousand_tokens() {
             for form in [Form::Fused, Form::Composed, Form::Steps] {
                 let state = compute(&problem, form).outputs["S"].values.clone();
                 let found = rms(&state);
-                assert!(found <= 2.001 * size, "beta {beta}, spread {spread}, {}: {found} of {size}", form.name());
+                assert!(
+                    found <= 2.001 * size,
+                    "beta {beta}, spread {spread}, {}: {found} of {size}",
+                    form.name()
+                );
             }
         }
     }
 }
 
-/// The chunked forms solve a triangular system; keys that nearly agree make it as hard as it gets.
+/// The chunked forms solve a triangular system; keys that nearly agree make it as hard as it gets: the
+/// rounding of `k . k` is the same for every pair, so its effect adds up instead of averaging out.
 #[test]
 fn similar_keys_with_double_corrections_agree() {
-    for spread in [0.0, 0.02, 0.2] {
-        let (problem, _) = consistent(200, 2.0, spread);
+    for (spread, limit) in [(0.0, 1e-4), (0.02, 1e-4), (0.2, 1e-5)] {
+        let (mut problem, _) = consistent(200, 2.0, spread);
+        problem.inputs.insert("S".into(), Random::new(2).normals(&[1, 1, 16, 16]));
         let expected = compute(&problem, Form::Reference);
         for form in PUBLIC {
-            assert_same(&format!("spread {spread} {}", form.name()), &compute(&problem, form), &expected, false);
+            let found = compute(&problem, form);
+            let label = format!("spread {spread} {}", form.name());
+            assert_close(&label, "output", &found.outputs, &expected.outputs, limit);
+            if form != Form::Steps {
+                assert_close(&label, "gradient", &found.grads, &expected.grads, 10.0 * limit);
+            }
         }
     }
 }

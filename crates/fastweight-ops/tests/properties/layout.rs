@@ -60,7 +60,8 @@ fn transposed_inputs_and_output_gradients_change_nothing() {
                 let [q, k, v] = [0, 1, 2].map(|i| leaves[i].1.clone());
                 let o = call(q, k, v, path);
                 let up = random(4, [2, 40, 3, 8], &device);
-                let loss = if transposed { o.clone().swap_dims(1, 3) * up.swap_dims(1, 3) } else { o.clone() * up };
+                let loss =
+                    if transposed { o.clone().swap_dims(1, 3) * up.swap_dims(1, 3) } else { o.clone() * up };
                 let grads = loss.sum().backward();
                 let mut all = values(o);
                 for (leaf, _) in leaves {
@@ -91,14 +92,16 @@ fn an_absent_initial_state_is_zero() {
     for path in PATHS {
         let options = sequence(path);
         let delta = |initial| {
-            let (o, s) = delta_rule(q.clone(), k.clone() * 0.3, v.clone(), beta.clone(), None, initial, &options)
-                .expect("valid arguments");
+            let (o, s) =
+                delta_rule(q.clone(), k.clone() * 0.3, v.clone(), beta.clone(), None, initial, &options)
+                    .expect("valid arguments");
             (values(o), values(s))
         };
         assert_eq!(delta(None), delta(Some(zeros())));
         let linear = |initial| {
-            let (o, s) = linear_attention(q.clone(), k.clone(), v.clone(), LinearGate::None, initial, &options)
-                .expect("valid arguments");
+            let (o, s) =
+                linear_attention(q.clone(), k.clone(), v.clone(), LinearGate::None, initial, &options)
+                    .expect("valid arguments");
             (values(o), values(s))
         };
         assert_eq!(linear(None), linear(Some(zeros())));
@@ -116,14 +119,19 @@ fn a_sequence_without_a_token_returns_its_state() {
     for path in PATHS {
         let options = sequence(path);
         let initial = Some(state.clone());
-        let (o, s) = delta_rule(empty(), empty(), empty(), none(), Some(none()), initial.clone(), &options).unwrap();
+        let (o, s) =
+            delta_rule(empty(), empty(), empty(), none(), Some(none()), initial.clone(), &options).unwrap();
         assert_eq!((o.dims(), values(s)), ([1, 0, 2, 4], values(state.clone())));
         let gate = LinearGate::PerToken(none());
         let (o, s) = linear_attention(empty(), empty(), empty(), gate, initial, &options).unwrap();
         assert_eq!((o.dims(), values(s)), ([1, 0, 2, 4], values(state.clone())));
         let initial = Some((state.clone(), norm.clone()));
-        let (o, s, z) = normalised_linear_attention(empty(), empty(), empty(), None, initial, &options).unwrap();
-        assert_eq!((o.dims(), values(s), values(z)), ([1, 0, 2, 4], values(state.clone()), values(norm.clone())));
+        let (o, s, z) =
+            normalised_linear_attention(empty(), empty(), empty(), None, initial, &options).unwrap();
+        assert_eq!(
+            (o.dims(), values(s), values(z)),
+            ([1, 0, 2, 4], values(state.clone()), values(norm.clone()))
+        );
     }
     let o = linear_attention_noncausal(empty(), empty(), empty(), &sequence(Path::Auto)).unwrap();
     assert_eq!(o.dims(), [1, 0, 2, 4]);

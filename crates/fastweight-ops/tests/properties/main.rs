@@ -35,7 +35,8 @@ fn assert_same(label: &str, found: &Outcome, expected: &Outcome, double: bool) {
 fn assert_close(label: &str, what: &str, found: &Arrays, expected: &Arrays, limit: f64) {
     let names = |arrays: &Arrays| arrays.keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(found), names(expected), "{label}: {what}s");
-    let floor = ["v", "o"].iter().find_map(|name| expected.get(*name)).map_or(0.0, |array| rms(&array.values));
+    let floor =
+        ["v", "o"].iter().find_map(|name| expected.get(*name)).map_or(0.0, |array| rms(&array.values));
     for (name, expected) in expected {
         let found = &found[name];
         assert_eq!(found.shape, expected.shape, "{label}: {what} {name}");

@@ -38,7 +38,8 @@ fn add_cache_gradients(first: &mut Arrays, second: &Arrays, cut: usize) {
     for (cache, tokens) in [("k_cache", "k"), ("v_cache", "v")] {
         let Some(through) = second.get(cache) else { continue };
         let held = through.shape[1] - cut;
-        for (name, from) in [(cache, through.slice(1, 0..held)), (tokens, through.slice(1, held..held + cut))] {
+        for (name, from) in [(cache, through.slice(1, 0..held)), (tokens, through.slice(1, held..held + cut))]
+        {
             let sum = first[name].add(&from);
             first.insert(name.into(), sum);
         }
@@ -135,7 +136,8 @@ fn a_row_of_nan_leaves_the_others_alone() {
         let row = v.values.len() / 2;
         v.values[row..].fill(f64::NAN);
         for form in PUBLIC {
-            let [expected, found] = [&healthy, &sick].map(|p| compute(p, form).outputs["o"].slice(0, 0..1).values);
+            let [expected, found] =
+                [&healthy, &sick].map(|p| compute(p, form).outputs["o"].slice(0, 0..1).values);
             assert_eq!(found, expected, "{operator:?} {}", form.name());
         }
     }

@@ -29,7 +29,8 @@ fn judge(report: &mut Report, label: &str, found: &[f64], expected: &[f64], limi
         return;
     }
     let error = relative_rms(found, expected);
-    let verdict = if error <= limit { Ok(()) } else { Err(format!("found {found:?}, expected {expected:?}")) };
+    let verdict =
+        if error <= limit { Ok(()) } else { Err(format!("found {found:?}, expected {expected:?}")) };
     report.line(&label, &format!("forward {error:.1e}"), verdict);
 }
 
@@ -59,7 +60,8 @@ fn attention(report: &mut Report, demo: &Value) -> Result<(), String> {
 
     let (recurrent, softmax) = (recurrent?.values, softmax?.values);
     let elu1 = problem.clone().with_states();
-    let softmax_problem = Problem { operator: Operator::Softmax, scale: 1.0 / (key as f64).sqrt(), ..problem };
+    let softmax_problem =
+        Problem { operator: Operator::Softmax, scale: 1.0 / (key as f64).sqrt(), ..problem };
     for (label, problem, expected) in [("elu1", elu1, recurrent), ("softmax", softmax_problem, softmax)] {
         for form in Form::ALL {
             let label = format!("{label}, {}", form.name());
@@ -71,12 +73,15 @@ fn attention(report: &mut Report, demo: &Value) -> Result<(), String> {
     Ok(())
 }
 
+/// One write of the 2x2 memory: key, value, decay alpha, strength beta.
+type Write = ([f64; 2], [f64; 2], f64, f64);
+
 /// What a 2x2 delta memory returns for `query` after the writes `(key, value, alpha, beta)`.
-fn read_after(writes: &[([f64; 2], [f64; 2], f64, f64)], query: [f64; 2], form: Form) -> Result<Vec<f64>, String> {
+fn read_after(writes: &[Write], query: [f64; 2], form: Form) -> Result<Vec<f64>, String> {
     let time = writes.len();
     let mut q = vec![0.0; 2 * (time - 1)];
     q.extend(query);
-    let column = |of: fn(&([f64; 2], [f64; 2], f64, f64)) -> Vec<f64>| writes.iter().flat_map(of).collect();
+    let column = |of: fn(&Write) -> Vec<f64>| writes.iter().flat_map(of).collect();
     let inputs = [
         ("q", Array::new(&[1, time, 1, 2], q)),
         ("k", Array::new(&[1, time, 1, 2], column(|w| w.0.to_vec()))),
@@ -86,7 +91,8 @@ fn read_after(writes: &[([f64; 2], [f64; 2], f64, f64)], query: [f64; 2], form: 
     ];
     let inputs = inputs.map(|(name, array)| (name.to_owned(), array)).into();
     let operator = Operator::GatedDelta;
-    let problem = Problem { operator, inputs, up: Default::default(), scale: 1.0, window: None, offsets: None };
+    let problem =
+        Problem { operator, inputs, up: Default::default(), scale: 1.0, window: None, offsets: None };
     let outcome = run(&problem.with_states(), form).map_err(|error| error.to_string())?;
     Ok(outcome.outputs["o"].values[2 * (time - 1)..].to_vec())
 }
@@ -123,7 +129,8 @@ fn additive(report: &mut Report, memory: &Value) -> Result<(), String> {
     let dims = Dims { batch: 1, time: 2, heads: 1, key: 2, value: 2, scale: 1.0, offsets: None };
     let (k, v) = ([1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0]);
     let gate = linear::reference::Gate::None;
-    let inputs = linear::reference::Inputs { dims: &dims, scale: 1.0, q: &k, k: &k, v: &v, gate, initial: None };
+    let inputs =
+        linear::reference::Inputs { dims: &dims, scale: 1.0, q: &k, k: &k, v: &v, gate, initial: None };
     let normaliser = k[0] + k[2];
     let found: Vec<f64> = linear::reference::forward(&inputs).o[2..].iter().map(|o| o / normaliser).collect();
     let expected = matrix(&memory["same_key_twice_additive_read"]["value"])?.values;

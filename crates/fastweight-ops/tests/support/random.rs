@@ -112,11 +112,12 @@ pub fn problem(operator: Operator, sizes: &Sizes, gates: Gates, seed: u64) -> Pr
     let &Sizes { batch, time, heads, key, value, .. } = sizes;
     let sequences = sizes.sequences();
     let delta = matches!(operator, Operator::Delta | Operator::GatedDelta);
+    let normalised = operator == Operator::NormalisedLinear;
     let mut problem = Problem {
         operator,
         inputs: Default::default(),
         up: Default::default(),
-        scale: f64::from(1.0 / (key as f32).sqrt()),
+        scale: if normalised { 1.0 } else { f64::from(1.0 / (key as f32).sqrt()) },
         window: None,
         offsets: sizes.offsets.clone(),
     };
@@ -147,7 +148,7 @@ pub fn problem(operator: Operator, sizes: &Sizes, gates: Gates, seed: u64) -> Pr
     if operator != Operator::Softmax {
         problem.up.insert("S".into(), random.normals(&[sequences, heads, key, value]));
     }
-    if operator == Operator::NormalisedLinear {
+    if normalised {
         let mut z = random.normals(&[sequences, heads, key]);
         z.values.iter_mut().for_each(|z| *z = z.abs());
         problem.inputs.insert("z".into(), z);

@@ -69,14 +69,12 @@ impl Tape<'_> {
     }
 
     fn output<const D: usize>(&mut self, name: &str, tensor: Tensor<D>) {
-        if self.tracked {
-            if let Some(up) = self.problem.up.get(name) {
-                let term = (tensor.clone() * self.constant(up)).sum();
-                self.loss = Some(match self.loss.take() {
-                    Some(loss) => loss + term,
-                    None => term,
-                });
-            }
+        if let Some(up) = self.problem.up.get(name).filter(|_| self.tracked) {
+            let term = (tensor.clone() * self.constant(up)).sum();
+            self.loss = Some(match self.loss.take() {
+                Some(loss) => loss + term,
+                None => term,
+            });
         }
         self.outcome.outputs.insert(name.into(), read(&tensor));
     }

@@ -128,6 +128,9 @@ fn find_key(text: &str, section: &str, key: &str) -> Option<usize> {
         let indent = line.len() - line.trim_start().len();
         let trimmed = line.trim();
         if trimmed.starts_with('[') {
+            if header.is_some() {
+                return header;
+            }
             inside = trimmed.trim_matches(['[', ']']).trim() == name;
             if inside && skip > 0 {
                 skip -= 1;

@@ -6,7 +6,6 @@ use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
-use comfy_table::{CellAlignment, Table, presets};
 use fastweight::ops::OpError;
 use fastweight::ops::kernel::InstructionSet;
 use serde::Serialize;
@@ -18,7 +17,6 @@ use crate::progress::{self, Progress};
 use cases::{Gate, Operator, Sequence, Shape, Step};
 
 const EXAMPLE: &str = "\
-Example:
   fastweight bench --batch 4 --time 2048 --heads 4 --key 64 --value 64
   fastweight bench delta linear --time 512 --json
 
@@ -128,10 +126,32 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     Ok(())
 }
 
+/// Most numbers in one tensor: 8 GiB of float32.
+const MOST: usize = 1 << 31;
+
+fn check(shape: &Shape) -> Result<(), CommandError> {
+    let Shape { batch, time, heads, key, value, sessions } = *shape;
+    let products = [
+        [batch, time, heads, key.max(value)],
+        [sessions, time, heads, key.max(value)],
+        [sessions, heads, key, value],
+    ];
+    let fits = |sizes: &[usize; 4]| {
+        sizes
+            .iter()
+            .try_fold(1usize, |product, &size| product.checked_mul(size))
+            .is_some_and(|product| product <= MOST)
+    };
+    match products.iter().find(|sizes| !fits(sizes)) {
+        Some(sizes) => Err(CommandError::input(format_args!(
+            "a tensor of {sizes:?} numbers is more than the {MOST} that bench allocates; choose smaller sizes"
+        ))),
+        None => Ok(()),
+    }
+}
+
 fn table(timings: &[Timing], shape: &Shape, state_copy_ms: f64, global: &Global) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header(["operator", "forward ms", "forward+backward ms", "step ms"]);
+    let mut table = output::table(["operator", "forward ms", "forward+backward ms", "step ms"]);
     for timing in timings {
         table.add_row([
             name(timing.operator, timing.gate),
@@ -139,9 +159,6 @@ fn table(timings: &[Timing], shape: &Shape, state_copy_ms: f64, global: &Global)
             milliseconds(timing.forward_backward_ms),
             milliseconds(timing.step_ms),
         ]);
-    }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
     }
     let Shape { batch, time, heads, key, value, sessions } = *shape;
     format!(

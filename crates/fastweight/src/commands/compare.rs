@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use comfy_table::{CellAlignment, Table, presets};
 use fastweight::train::compare::{self, Comparison, Options, RESULTS, Row};
 use fastweight::train::recipe::ParameterMatch;
 use fastweight::train::report;
 
+use crate::commands::limits;
 use crate::commands::train::{folder_of, load, metric};
 use crate::error::CommandError;
 use crate::global::Global;
@@ -50,24 +50,27 @@ pub struct Args {
 /// Bad recipe, data or folder; a loss that is not finite; a full disk.
 pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let device = global.device()?;
-    let mut recipe = load(&args.recipe, global)?;
+    let mut recipe = load(&args.recipe, args.data.as_deref(), global)?;
     let mut folder = folder_of(&recipe);
     if args.quick {
         folder.as_mut_os_string().push("-quick");
         recipe = recipe.quick().map_err(CommandError::train)?;
+        limits::check(&recipe)?;
         if let Some(seed) = global.seed {
             recipe = recipe.with_seed(seed);
         }
     }
-    let options = Options { folder: args.out.clone().unwrap_or(folder), data: args.data.clone(), restart: args.fresh };
+    let options =
+        Options { folder: args.out.clone().unwrap_or(folder), data: args.data.clone(), restart: args.fresh };
     let mut progress = TrainingProgress::new(global, &recipe.name, metric(&recipe));
+    progress.announce(&options.folder);
     let comparison = compare::compare(&recipe, &options, &device, &mut |event| progress.show(event));
     progress.finish();
     let comparison = comparison.map_err(CommandError::train)?;
     let page = options.folder.join("report.html");
     report::write(&comparison, &page).map_err(CommandError::train)?;
     if global.json {
-        return comparison.entries.iter().try_for_each(|entry| output::line(entry.line()));
+        return comparison.entries.iter().skip(1).try_for_each(|entry| output::line(entry.line()));
     }
     output::line(table(&comparison))?;
     for note in &comparison.notes {
@@ -79,9 +82,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
 }
 
 fn table(comparison: &Comparison) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header([
+    let mut table = output::table([
         "model",
         comparison.metric.name(),
         "parameters",
@@ -102,9 +103,6 @@ fn table(comparison: &Comparison) -> String {
             format!("{:.0}", row.decode_tokens_per_s),
             format!("{:.1}", row.seconds),
         ]);
-    }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
     }
     table.to_string()
 }
@@ -127,7 +125,9 @@ fn parameters(comparison: &Comparison) -> String {
     };
     let matched = match (apart, adjusted) {
         (0, 0) => "parameter counts are matched within 5%".to_owned(),
-        (0, _) => format!("parameter counts are matched within 5% ({adjusted} by changing the width of the MLP)"),
+        (0, _) => {
+            format!("parameter counts are matched within 5% ({adjusted} by changing the width of the MLP)")
+        }
         _ => format!("the parameter counts of {apart} models are not matched"),
     };
     format!("{matched}; state bytes are for one sequence of {} tokens{spread}", comparison.length)

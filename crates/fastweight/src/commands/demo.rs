@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use burn::tensor::Device;
 use clap::ValueEnum;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use serde::Serialize;
 
 use crate::commands::ledger;
@@ -179,7 +179,10 @@ fn print(experiment: &Experiment, json: bool) -> Result<(), CommandError> {
             .try_for_each(|line| output::json(&line));
     }
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header(["quantity", "expected", "computed", ""]);
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    // No lines between rows.
+    table.remove_style(TableComponent::HorizontalLines).remove_style(TableComponent::MiddleIntersections);
+    table.set_header(["quantity", "expected", "computed", ""]);
     for check in &experiment.checks {
         let verdict = if check.passes() { "ok" } else { "DIFFERS" };
         table.add_row([&check.quantity, &expected(check), &list(&check.computed), verdict]);

@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use fastweight::tasks::recall;
+use fastweight::train::Task;
 use fastweight::train::evaluate;
+use fastweight::train::recipe::TaskKind;
 use fastweight::train::run::{self, Loaded};
-use fastweight::train::{Recipe, Task};
 use serde_json::json;
 
+use crate::commands::train::{load, refuse_data};
 use crate::error::CommandError;
 use crate::global::Global;
 use crate::output;
@@ -49,7 +51,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let device = global.device()?;
     let loaded = run::load(&args.run, &device).map_err(CommandError::train)?;
     loaded.notes.iter().for_each(progress::note);
-    let task = task(args, &loaded)?;
+    let task = task(args, &loaded, global)?;
     let known = loaded.model.config().vocab;
     if task.vocab() > known {
         return Err(CommandError::input(format_args!(
@@ -66,7 +68,8 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     progress.milestone(0.0, None, &format!("scoring {} of {}", task.metric().name(), args.run.display()));
     let score = evaluate::score(&loaded.model, &task, batches).map_err(CommandError::train)?;
     progress.at(0.5, None, String::new);
-    let by_pairs = evaluate::recall_by_pairs(&loaded.model, &task, pairs_batches).map_err(CommandError::train)?;
+    let by_pairs =
+        evaluate::recall_by_pairs(&loaded.model, &task, pairs_batches).map_err(CommandError::train)?;
     progress.finish();
 
     if global.json {
@@ -91,13 +94,17 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     Ok(())
 }
 
-fn task(args: &Args, loaded: &Loaded) -> Result<Task, CommandError> {
+fn task(args: &Args, loaded: &Loaded, global: &Global) -> Result<Task, CommandError> {
     let data = args.data.as_deref();
-    let Some(name) = &args.task else { return loaded.task(data).map_err(CommandError::train) };
+    let Some(name) = &args.task else {
+        refuse_data(loaded.state.task.kind, data)?;
+        return loaded.task(data).map_err(CommandError::train);
+    };
     let path = Path::new(name);
     if path.exists() || path.extension().is_some_and(|extension| extension == "toml") {
-        let recipe = Recipe::load(path).map_err(CommandError::train)?;
+        let recipe = load(path, data, global)?;
         return Task::open(&recipe.task, data).map_err(CommandError::train);
     }
+    refuse_data(TaskKind::Recall, data)?;
     recall::by_name(name).map(Task::Recall).map_err(CommandError::input)
 }

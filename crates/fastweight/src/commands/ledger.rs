@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use fastweight::memory::layers::{Elu1LinearAttentionConfig, SoftmaxAttentionConfig};
 use fastweight::memory::{LayerContext, MixerConfig};
 use fastweight::models::{self, ModelConfig, StateBytes};
@@ -74,7 +74,7 @@ impl Example {
 pub fn example(tokens: usize) -> Example {
     let context = LayerContext::new(64, 1);
     let attention = SoftmaxAttentionConfig { conv_width: 0, ..Default::default() };
-    let linear = Elu1LinearAttentionConfig { conv_width: 0, ..Default::default() };
+    let linear = Elu1LinearAttentionConfig { conv_width: 0 };
     Example {
         kv_cache: MixerConfig::SoftmaxAttention(attention).state_size(&context, tokens).total(),
         state: MixerConfig::Elu1LinearAttention(linear).state_size(&context, tokens).total(),
@@ -221,6 +221,8 @@ fn table(config: &ModelConfig, entries: &[Entry]) -> String {
     let Some(first) = entries.first() else { return String::new() };
     let mut table = Table::new();
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    // No lines between rows.
+    table.remove_style(TableComponent::HorizontalLines).remove_style(TableComponent::MiddleIntersections);
     let lengths = entries.iter().map(|entry| format!("{} tokens", grouped(entry.tokens as u128)));
     table.set_header(["layer".into(), "mixer".into(), "held".into()].into_iter().chain(lengths));
     let mut row = |labels: [String; 3], cell: &dyn Fn(&Entry) -> String| {

@@ -6,5 +6,6 @@ pub mod demo;
 pub mod eval;
 pub mod generate;
 pub mod ledger;
+mod limits;
 pub mod rules;
 pub mod train;

@@ -9,6 +9,7 @@ use fastweight::train::run::{self, Options, Summary};
 use fastweight::train::task::Metric;
 use serde_json::json;
 
+use crate::commands::limits;
 use crate::error::CommandError;
 use crate::global::Global;
 use crate::output;
@@ -47,10 +48,14 @@ pub struct Args {
 /// Bad recipe, data or run folder; a loss that is not finite; a full disk.
 pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let device = global.device()?;
-    let recipe = load(&args.recipe, global)?;
+    let recipe = load(&args.recipe, args.data.as_deref(), global)?;
     let folder = args.out.clone().unwrap_or_else(|| folder_of(&recipe));
-    let options = Options { folder, data: args.data.clone(), restart: args.fresh };
+    let options = Options { folder, data: args.data.clone(), restart: true };
     let mut progress = TrainingProgress::new(global, &recipe.name, metric(&recipe));
+    progress.announce(&options.folder);
+    if recipe.models.len() > 1 {
+        progress.say("the recipe has several models; the first is trained, `fastweight compare` trains all");
+    }
     let mut written = Ok(());
     let summary = run::train(&recipe, &options, &device, &mut |event| {
         if global.json && written.is_ok() {
@@ -71,13 +76,31 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
 /// Reads a recipe, with the seed of the command line in place of its seeds.
 ///
 /// # Errors
-/// The recipe cannot be read or is not valid.
-pub fn load(path: &Path, global: &Global) -> Result<Recipe, CommandError> {
+/// The recipe cannot be read or is not valid, or there is `data` for a task that has none.
+pub fn load(path: &Path, data: Option<&Path>, global: &Global) -> Result<Recipe, CommandError> {
     let recipe = Recipe::load(path).map_err(CommandError::train)?;
+    refuse_data(recipe.task.kind, data)?;
+    limits::check(&recipe)?;
     Ok(match global.seed {
         Some(seed) => recipe.with_seed(seed),
         None => recipe,
     })
+}
+
+/// Refuses a text for a task that makes its own data.
+///
+/// # Errors
+/// There is `data` and the task is not `text`.
+pub fn refuse_data(kind: TaskKind, data: Option<&Path>) -> Result<(), CommandError> {
+    match data {
+        Some(path) if kind != TaskKind::Text => Err(CommandError::input(format_args!(
+            "--data expects a task that learns a text, and this one is {}, which makes its own data; \
+             leave out --data {} or choose a recipe of a text",
+            kind.name(),
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Where the results of a recipe go by default.

@@ -3,7 +3,21 @@
 use crate::support::run;
 
 const SMALL: [&str; 15] = [
-    "bench", "--batch", "1", "--time", "8", "--heads", "2", "--key", "5", "--value", "3", "--sessions", "2", "--spend", "0",
+    "bench",
+    "--batch",
+    "1",
+    "--time",
+    "8",
+    "--heads",
+    "2",
+    "--key",
+    "5",
+    "--value",
+    "3",
+    "--sessions",
+    "2",
+    "--spend",
+    "0",
 ];
 
 #[test]
@@ -31,4 +45,10 @@ fn the_table_names_the_shape_and_only_the_operators_asked_for() {
     let table = run(&args).ok().stdout;
     assert!(table.contains("delta rule, strong gate") && table.contains("key 5, value 3"), "{table}");
     assert!(!table.contains("softmax"), "{table}");
+}
+
+#[test]
+fn sizes_that_no_memory_holds_are_refused() {
+    run(&["bench", "--time", "9223372036854775807"]).refused(2, &["9223372036854775807", "smaller sizes"]);
+    run(&["bench", "--key", "2097152", "--value", "2097152"]).refused(2, &["2097152", "smaller sizes"]);
 }

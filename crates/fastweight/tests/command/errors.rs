@@ -25,7 +25,8 @@ fn recipes_that_cannot_be_read_are_refused() {
 fn mistakes_in_a_recipe_are_shown_with_line_and_column() {
     let folder = Folder::new();
     let good = recipes::recall(4);
-    let line_of = |text: &str, part: &str| text.lines().position(|line| line.contains(part)).expect("a line") + 1;
+    let line_of =
+        |text: &str, part: &str| text.lines().position(|line| line.contains(part)).expect("a line") + 1;
     let cases: [(&str, &str, &[&str]); 8] = [
         ("batch = 4", "bacth = 4", &["bacth", "did you mean `batch`"]),
         ("batch = 4", "batch = \"four\"", &["four"]),
@@ -49,12 +50,43 @@ fn mistakes_in_a_recipe_are_shown_with_line_and_column() {
 }
 
 #[test]
+fn sizes_that_no_memory_holds_are_refused_before_any_training() {
+    let folder = Folder::new();
+    for (from, to, word) in [
+        ("width = 16", "width = 1000000000000", "width"),
+        ("layers = 1", "layers = 1000000000", "layers"),
+        ("batch = 4", "batch = 4611686018427387904", "batch"),
+        ("vocab = 16", "vocab = 4000000000", "vocab"),
+        ("length = 16", "length = 10000000000000", "length"),
+        ("mlp_hidden = 32", "mlp_hidden = 99999999999999", "mlp_hidden"),
+        ("eval_batches = 1", "eval_batches = 999999999999", "eval_batches"),
+    ] {
+        let recipe = folder.write("huge.toml", recipes::recall(4).replacen(from, to, 1));
+        run(&["compare", &recipe, "--out", &folder.arg("out")]).refused(2, &[word, "expected at most"]);
+    }
+    let wide = recipes::recall(4).replacen("width = 16", "width = 65536", 1).replacen(
+        "layers = 1",
+        "layers = 1024",
+        1,
+    );
+    let recipe = folder.write("huge.toml", wide);
+    if cfg!(target_os = "linux") {
+        run(&["train", &recipe, "--out", &folder.arg("out")]).refused(2, &["GiB", "parameters", "smaller"]);
+    }
+    assert!(!folder.path("out").exists(), "nothing was begun");
+}
+
+#[test]
 fn an_unknown_preset_comes_with_a_suggestion() {
     let folder = Folder::new();
     let known = fastweight::models::presets::names();
     let name = known.first().expect("a preset");
     let mistyped = format!("{name}x");
-    let text = recipes::recall(4).replacen("mixers = [\"softmax_attention\"]", &format!("preset = \"{mistyped}\""), 1);
+    let text = recipes::recall(4).replacen(
+        "mixers = [\"softmax_attention\"]",
+        &format!("preset = \"{mistyped}\""),
+        1,
+    );
     let recipe = folder.write("preset.toml", text);
     run(&["compare", &recipe, "--out", &folder.arg("out")]).refused(2, &[&mistyped, name]);
 }
@@ -84,12 +116,34 @@ fn texts_that_cannot_be_trained_on_are_refused() {
 }
 
 #[test]
+fn a_text_for_a_task_that_has_none_is_refused() {
+    let folder = Folder::new();
+    let recipe = folder.write("tiny.toml", recipes::recall(2));
+    let data = folder.write("data.txt", "some text");
+    for subcommand in ["train", "compare"] {
+        run(&[subcommand, &recipe, "--data", &data, "--out", &folder.arg("out")])
+            .refused(2, &["--data", "recall"]);
+    }
+}
+
+#[test]
+fn a_training_that_diverges_names_step_and_place() {
+    let folder = Folder::new();
+    let text = recipes::recall(20).replace("3e-3", "1e30");
+    let recipe = folder.write("hot.toml", text);
+    let words = ["stopped at step", "not finite", "learning rate"];
+    run(&["train", &recipe, "--out", &folder.arg("out")]).refused(1, &words);
+    run(&["compare", &recipe, "--out", &folder.arg("cmp")]).refused(1, &words);
+}
+
+#[test]
 fn folders_that_are_not_runs_are_refused() {
     let folder = Folder::new();
     let here = folder.arg("");
     let file = folder.write("file", "not a run");
     for args in [&["eval"][..], &["generate", "--prompt", "a"]] {
-        for (run_folder, word) in [("missing-run", "missing-run"), (&here, "no checkpoint"), (&file, "file")] {
+        for (run_folder, word) in [("missing-run", "missing-run"), (&here, "no checkpoint"), (&file, "file")]
+        {
             run(&[args, &[run_folder]].concat()).refused(2, &[word, "training run"]);
         }
     }

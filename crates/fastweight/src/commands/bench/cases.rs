@@ -156,8 +156,12 @@ impl Step {
                 lengths: None,
             }),
             Operator::Linear | Operator::Delta => State::Matrix(matrix()),
-            Operator::NormalisedLinear => State::Normalised(matrix(), uniform([sessions, heads, key], 0.0, device)),
-            Operator::ShortConvolution => State::Convolution(normal([sessions, TAPS - 1, heads * key], device)),
+            Operator::NormalisedLinear => {
+                State::Normalised(matrix(), uniform([sessions, heads, key], 0.0, device))
+            }
+            Operator::ShortConvolution => {
+                State::Convolution(normal([sessions, TAPS - 1, heads * key], device))
+            }
         };
         Self {
             operator,

@@ -81,6 +81,7 @@ fn memory() -> Result<String, CommandError> {
             .map_err(undrawn)?;
         chart
             .configure_mesh()
+            .light_line_style(TRANSPARENT)
             .x_desc("tokens read")
             .y_desc("bytes")
             .x_label_formatter(&|tokens| format!("{tokens:.0}"))
@@ -101,7 +102,7 @@ fn memory() -> Result<String, CommandError> {
 }
 
 /// Distance between reading and stored value against the inner product of two keys.
-fn crosstalk() -> Result<String, CommandError> {
+fn crosstalk_lines() -> Result<[Line; 4], CommandError> {
     let mut lines: [Line; 4] = [
         ("delta rule, key written first", Vec::new()),
         ("delta rule, key written last", Vec::new()),
@@ -110,16 +111,20 @@ fn crosstalk() -> Result<String, CommandError> {
     ];
     for step in 0..=50 {
         let rho = f64::from(step) / 50.0;
-        let mut line = lines.iter_mut();
-        for rule in [Rule::Delta, Rule::Additive] {
+        for (rule, lines) in [Rule::Delta, Rule::Additive].into_iter().zip(lines.chunks_mut(2)) {
             let readings = crosstalk_readings(rho, rule, Precision::Float64)?;
-            for ((_, points), (reading, stored)) in
-                line.by_ref().zip(readings.iter().zip([[1.0, 0.0], [0.0, 1.0]]))
+            for (((_, points), reading), stored) in
+                lines.iter_mut().zip(readings).zip([[1.0, 0.0], [0.0, 1.0]])
             {
                 points.push((rho, (reading[0] - stored[0]).hypot(reading[1] - stored[1])));
             }
         }
     }
+    Ok(lines)
+}
+
+fn crosstalk() -> Result<String, CommandError> {
+    let lines = crosstalk_lines()?;
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
@@ -129,6 +134,7 @@ fn crosstalk() -> Result<String, CommandError> {
             .map_err(undrawn)?;
         chart
             .configure_mesh()
+            .light_line_style(TRANSPARENT)
             .x_desc("inner product of the two unit keys")
             .y_desc("distance from the stored value")
             .draw()
@@ -183,5 +189,22 @@ fn readable(bytes: f64) -> String {
         b if b >= 1e6 => format!("{:.0} MB", b / 1e6),
         b if b >= 1e3 => format!("{:.0} kB", b / 1e3),
         b => format!("{b:.0} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Old key: rho sqrt(1 + rho^2) for the delta rule, rho for adding. New key: 0 and rho.
+    #[test]
+    fn the_crosstalk_lines_are_those_of_the_formulas() {
+        let formulas: [fn(f64) -> f64; 4] = [|rho| rho * rho.hypot(1.0), |_| 0.0, |rho| rho, |rho| rho];
+        for ((name, points), formula) in crosstalk_lines().unwrap().into_iter().zip(formulas) {
+            assert_eq!(points.len(), 51, "{name}");
+            for (rho, error) in points {
+                assert!((error - formula(rho)).abs() < 1e-12, "{name} at {rho}: {error}");
+            }
+        }
     }
 }

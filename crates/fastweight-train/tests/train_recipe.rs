@@ -1,0 +1,143 @@
+//! Recipes: what is accepted, and how faults are told.
+
+use fastweight_train::Recipe;
+use fastweight_train::recipe::{ParameterMatch, RecipeError, Warmup};
+
+const RECALL: &str = r#"
+name = "four pairs"
+
+[task]
+kind = "recall"
+vocab = 64
+length = 32
+pairs = 4
+
+[train]
+steps = 10
+batch = 2
+learning_rate = 1e-3
+warmup = 3
+
+[model]
+width = 16
+layers = 1
+heads = 2
+
+[[models]]
+name = "attention"
+mixers = ["softmax_attention"]
+
+[[models]]
+name = "delta"
+mixers = [{ kind = "delta_net" }]
+"#;
+
+fn fault(from: &str, to: &str) -> RecipeError {
+    assert!(RECALL.contains(from), "{from}");
+    Recipe::parse(&RECALL.replacen(from, to, 1)).expect_err(to)
+}
+
+#[test]
+fn a_recipe_is_read_with_its_defaults() {
+    let recipe = Recipe::parse(RECALL).unwrap();
+    assert_eq!(recipe.name, "four pairs");
+    assert_eq!(recipe.train.warmup, Warmup::Steps(3));
+    assert_eq!(recipe.train.accumulate, 1);
+    assert!(recipe.compare.match_parameters);
+    assert_eq!(recipe.source, RECALL);
+    let models = recipe.resolve(64).unwrap();
+    assert_eq!([models[0].name.as_str(), &models[1].name], ["attention", "delta"]);
+    assert!(models.iter().all(|model| model.config.vocab == 64 && model.config.width == 16));
+}
+
+#[test]
+fn faults_name_line_and_column_and_show_the_line() {
+    // (what is changed, into what, line, column, parts of the message)
+    let cases: &[(&str, &str, usize, usize, &[&str])] = &[
+        ("batch = 2", "bacth = 2", 12, 1, &["unknown field `bacth`", "did you mean `batch`?", "12 | bacth = 2"]),
+        ("width = 16", "widht = 16", 17, 1, &["unknown field `widht`", "did you mean `width`?"]),
+        ("steps = 10", "steps = \"ten\"", 11, 9, &["invalid type: string \"ten\""]),
+        ("steps = 10", "steps = ", 11, 9, &["11 | steps ="]),
+        ("steps = 10", "", 10, 1, &["no budget", "10 | [train]"]),
+        ("steps = 10", "steps = 10\nseconds = 3.0", 12, 1, &["more than one budget"]),
+        ("steps = 10", "steps = 0", 11, 1, &["above zero"]),
+        ("warmup = 3", "warmup = 1.5", 14, 1, &["fraction of the budget in [0, 1)"]),
+        ("warmup = 3", "warmup = \"x\"", 14, 10, &["number of steps such as 50"]),
+        ("learning_rate = 1e-3", "learning_rate = -1.0", 13, 1, &["positive"]),
+        ("kind = \"recall\"", "kind = \"recal\"", 5, 8, &["recal", "did you mean `recall`?"]),
+        ("pairs = 4", "pairs = 4\ncontext = 8", 9, 1, &["not an option of a recall task", "`pairs`"]),
+        ("pairs = 4", "", 5, 1, &["needs `pairs`"]),
+        ("name = \"delta\"", "name = \"attention\"", 26, 1, &["two models", "attention"]),
+        ("name = \"delta\"\n", "", 26, 1, &["no `name`"]),
+        ("layers = 1", "", 21, 1, &["`layers` is missing"]),
+        ("layers = 1", "layers = 1\nlearning_rate = 1e-3", 19, 1, &["belongs in [train]"]),
+        ("[model]", "[compare]\nmatch_by = \"seconds\"\n[model]", 17, 1, &["needs the budget `seconds = ...`"]),
+        ("\"softmax_attention\"", "\"softmax_atention\"", 23, 0, &["softmax_atention"]),
+    ];
+    for (from, to, line, column, parts) in cases {
+        let error = fault(from, to);
+        let (found_line, found_column) = error.place.unwrap_or_else(|| panic!("{to}: no place in {error}"));
+        assert_eq!(found_line, *line, "{to}: {error}");
+        assert!(*column == 0 || found_column == *column, "{to}: column {found_column}: {error}");
+        let message = error.to_string();
+        for part in *parts {
+            assert!(message.contains(part), "{to}: {part:?} is not in {message}");
+        }
+    }
+}
+
+#[test]
+fn files_that_cannot_be_read_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing.toml");
+    let message = Recipe::load(&missing).unwrap_err().to_string();
+    assert!(message.contains("missing.toml") && message.contains("check the path"), "{message}");
+    assert!(Recipe::load(folder.path()).unwrap_err().to_string().contains("read the recipe"));
+    let binary = folder.path().join("binary.toml");
+    std::fs::write(&binary, [0xff, 0xfe]).unwrap();
+    assert!(Recipe::load(&binary).unwrap_err().to_string().contains("not UTF-8"));
+    let good = folder.path().join("good.toml");
+    std::fs::write(&good, RECALL.replacen("name = \"four pairs\"", "", 1)).unwrap();
+    assert_eq!(Recipe::load(&good).unwrap().name, "good");
+}
+
+#[test]
+fn parameter_counts_are_matched_within_five_percent_or_said_not_to_be() {
+    let bigger = RECALL.replacen("name = \"delta\"", "name = \"delta\"\nwidth = 20\nvalue_dim = 12", 1);
+    let matched = Recipe::parse(&bigger).unwrap().resolve(64).unwrap();
+    assert_eq!(matched[0].matching, ParameterMatch::Reference);
+    assert_eq!(matched[1].matching, ParameterMatch::Adjusted, "{matched:?}");
+    let share = matched[1].parameters as f64 / matched[0].parameters as f64;
+    assert!((share - 1.0).abs() < 0.05, "{share}");
+    let device = burn::tensor::Device::flex();
+    for model in &matched {
+        let built: usize =
+            model.config.init(0, &device).unwrap().parameters().iter().map(|p| p.shape.iter().product::<usize>()).sum();
+        assert_eq!(built, model.parameters);
+    }
+
+    let fixed = bigger.replacen("value_dim = 12", "value_dim = 12\nmlp_hidden = 200", 1);
+    assert_eq!(Recipe::parse(&fixed).unwrap().resolve(64).unwrap()[1].matching, ParameterMatch::Apart);
+    let off = format!("{bigger}\n[compare]\nmatch_parameters = false\n");
+    assert_eq!(Recipe::parse(&off).unwrap().resolve(64).unwrap()[1].matching, ParameterMatch::Apart);
+}
+
+#[test]
+fn quick_and_seed_change_the_recipe_and_say_so() {
+    let text = format!("{RECALL}\n[compare.quick]\nsteps = 3\nseeds = [7]\npairs = 2\n");
+    let recipe = Recipe::parse(&text).unwrap().quick().unwrap();
+    assert_eq!((recipe.train.steps, &recipe.train.seeds[..], recipe.task.pairs), (Some(3), &[7][..], Some(2)));
+    let recipe = recipe.with_seed(9);
+    assert_eq!(recipe.train.seeds, [9]);
+    let source = recipe.annotated_source();
+    assert!(source.starts_with("# changed for this run: ") && source.ends_with(&text), "{source}");
+    let again = Recipe::parse(&source).unwrap();
+    assert_eq!(again.train.steps, Some(10), "comments change nothing");
+}
+
+#[test]
+fn an_unknown_preset_is_an_error_with_a_suggestion() {
+    let text = RECALL.replacen("mixers = [\"softmax_attention\"]", "preset = \"delta_net-tin\"", 1);
+    let message = Recipe::parse(&text).unwrap().resolve(64).unwrap_err().to_string();
+    assert!(message.contains("delta_net-tiny"), "{message}");
+}
