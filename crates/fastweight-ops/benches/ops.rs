@@ -10,6 +10,8 @@ use fastweight_ops::fused::FusedOp;
 use fastweight_ops::kernel::{Dims, InstructionSet, with_instruction_set};
 use fastweight_ops::linear::cpu::{self as linear, FusedLinear, GateKind};
 use fastweight_ops::normalised_linear::cpu::{self as normalised, FusedNormalisedLinear};
+use fastweight_ops::softmax::Sizes;
+use fastweight_ops::softmax::cpu::FusedSoftmax;
 use rayon::prelude::*;
 
 /// Numbers in `[-1, 1)`, the same every run.
@@ -76,6 +78,19 @@ fn normalised_inputs(d: &Dims) -> Vec<Vec<f32>> {
     inputs
 }
 
+/// Softmax attention of these sizes, with that many cached entries in each row.
+fn softmax(d: &Dims, groups: usize, window: usize, cached: usize) -> (FusedSoftmax, Vec<Vec<f32>>) {
+    let Dims { batch, time, heads, key, value, scale, .. } = *d;
+    let cache = (cached, vec![cached; batch]);
+    let sizes = Sizes { batch, time, heads, groups, key, value, scale, window, offsets: None, cache };
+    let (new, held) = (batch * time * groups, batch * cached * groups);
+    let mut inputs = vec![numbers(tokens(d) * key, 1), numbers(new * key, 2), numbers(new * value, 3)];
+    if cached > 0 {
+        inputs.extend([numbers(held * key, 4), numbers(held * value, 5)]);
+    }
+    (FusedSoftmax { sizes }, inputs)
+}
+
 /// Benchmarks the forward pass, and the forward and backward pass with all gradients.
 fn sequence(c: &mut Criterion, name: &str, op: &dyn FusedOp, inputs: &[Vec<f32>]) {
     let inputs: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
@@ -118,6 +133,14 @@ fn sequences(c: &mut Criterion) {
             }
             let op = FusedNormalisedLinear { dims: standard.clone(), gated: true };
             sequence(c, &format!("normalised_linear/{set}"), &op, &normalised_inputs(&standard));
+            for (name, groups, window) in [
+                ("softmax", 4, usize::MAX),
+                ("softmax_grouped", 1, usize::MAX),
+                ("softmax_window_256", 4, 256),
+            ] {
+                let (op, inputs) = softmax(&standard, groups, window, 0);
+                sequence(c, &format!("{name}/{set}"), &op, &inputs);
+            }
         });
     }
     for (key, value) in [(20, 20), (60, 60), (128, 128), (128, 64)] {
@@ -165,6 +188,10 @@ fn steps(c: &mut Criterion) {
             });
         });
     }
+    let (op, inputs) = softmax(&d, 4, usize::MAX, 256);
+    let inputs: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
+    group.throughput(Throughput::Bytes(4 * inputs[3..].iter().map(|cache| cache.len() as u64).sum::<u64>()));
+    group.bench_function("softmax_256_cached", |b| b.iter(|| black_box(op.forward(&inputs, false))));
     group.finish();
 }
 

@@ -16,7 +16,10 @@ pub(crate) fn first_non_finite(model: &LanguageModel, tokens: Tensor<2, Int>) ->
     }
     let mut x = embedding(model.embedding.weight.val(), tokens);
     for (layer, block) in model.blocks.iter().enumerate() {
-        let mixed = block.mixer.forward(block.mixer_norm.forward(x.clone()).map_err(MemoryError::from)?, None, None)?.0;
+        let mixed = block
+            .mixer
+            .forward(block.mixer_norm.forward(x.clone()).map_err(MemoryError::from)?, None, None)?
+            .0;
         if !is_finite(&mixed) {
             return Ok(format!("the output of the mixer of layer {layer}"));
         }

@@ -130,7 +130,9 @@ fn io_advice(source: &io::Error) -> &'static str {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "; free some space and run the same command again, it continues from the newest checkpoint"
         }
-        io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => "; a file was expected where a folder is, or the reverse",
+        io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
+            "; a file was expected where a folder is, or the reverse"
+        }
         _ => "",
     }
 }

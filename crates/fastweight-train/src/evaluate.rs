@@ -15,7 +15,7 @@ use fastweight_tasks::{IGNORE, TokenBatch};
 
 use crate::error::TrainError;
 use crate::task::{Metric, Task, TextTask};
-use crate::trainer::token_tensor;
+use crate::trainer::{scored_logits, token_tensor};
 
 /// Rows of an evaluation batch.
 const ROWS: usize = 64;
@@ -62,7 +62,11 @@ pub fn score(model: &LanguageModel, task: &Task, batches: usize) -> Result<Score
 ///
 /// # Errors
 /// As [`score`].
-pub fn recall_by_pairs(model: &LanguageModel, task: &Task, batches: usize) -> Result<Vec<(usize, f64)>, TrainError> {
+pub fn recall_by_pairs(
+    model: &LanguageModel,
+    task: &Task,
+    batches: usize,
+) -> Result<Vec<(usize, f64)>, TrainError> {
     let Task::Recall(config) = task else { return Ok(Vec::new()) };
     let mut numbers: Vec<usize> = std::iter::successors(Some(1), |n| Some(n * 2))
         .take_while(|n| config.with_pairs(*n).validate().is_ok())
@@ -105,7 +109,8 @@ pub fn decode_tokens_per_s(model: &LanguageModel, vocab: usize, tokens: usize) -
 pub fn state_bytes(model: &LanguageModel, vocab: usize, tokens: usize) -> Result<usize, TrainError> {
     let device = device_of(model);
     let ids: Vec<i64> = (0..tokens).map(|i| (i % vocab.max(1)) as i64).collect();
-    let (_, state) = model.forward(Tensor::from_data(TensorData::new(ids, [1, tokens]), &device), None, None)?;
+    let (_, state) =
+        model.forward(Tensor::from_data(TensorData::new(ids, [1, tokens]), &device), None, None)?;
     Ok(state.bytes())
 }
 
@@ -123,8 +128,9 @@ fn recall_count(model: &LanguageModel, config: &RecallConfig, batches: usize) ->
     let mut total = Count::default();
     for index in 0..batches.max(1) as u64 {
         let batch = recall::evaluation_batch(config, EVALUATION_SEED, index, ROWS)?;
-        let (logits, _) = model.forward(token_tensor(&batch, &device), None, None)?;
-        let count = count_correct(&logits.flatten(0, 1), &batch.targets).map_err(MemoryError::from)?;
+        let (hidden, _) = model.hidden(token_tensor(&batch, &device), None, None)?;
+        let (logits, targets) = scored_logits(model, hidden, &batch);
+        let count = count_correct(&logits, &targets).map_err(MemoryError::from)?;
         total.correct += count.correct;
         total.scored += count.scored;
     }
@@ -147,7 +153,7 @@ fn text_score(model: &LanguageModel, text: &TextTask, windows: usize) -> Result<
             state = Some(model.hidden(token_tensor(&before, &device), None, None)?.1);
         }
         let (logits, after) = model.forward(token_tensor(&part, &device), state.take(), None)?;
-        state = (!grows).then_some(after);
+        state = None; let _ = after;
         let loss = cross_entropy(logits.flatten(0, 1), &part.targets).map_err(MemoryError::from)?;
         nats += f64::from(loss.into_scalar::<f32>()) * part.scored() as f64;
         scored += part.scored();
@@ -171,7 +177,8 @@ fn lanes(text: &TextTask) -> TokenBatch {
     let before = text.dataset.train_tokens().last().copied().unwrap_or_default();
     let batch = (held_out.len() / text.context.max(1)).clamp(1, LANES);
     let time = held_out.len().div_ceil(batch);
-    let mut tokens: Vec<u32> = [before].into_iter().chain(held_out.iter().copied()).take(held_out.len()).collect();
+    let mut tokens: Vec<u32> =
+        [before].into_iter().chain(held_out.iter().copied()).take(held_out.len()).collect();
     let mut targets: Vec<i64> = held_out.iter().map(|&id| i64::from(id)).collect();
     tokens.resize(batch * time, 0);
     targets.resize(batch * time, IGNORE);

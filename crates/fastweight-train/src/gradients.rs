@@ -47,7 +47,8 @@ impl Gradients {
             match self.entries.iter_mut().find(|(known, _)| *known == name) {
                 Some((_, sum)) => {
                     let addend = values(&name, &data)?;
-                    let sum = sum.as_mut_slice::<f32>().map_err(|reason| TrainError::device(&name, reason))?;
+                    let sum =
+                        sum.as_mut_slice::<f32>().map_err(|reason| TrainError::device(&name, reason))?;
                     sum.iter_mut().zip(addend).for_each(|(sum, addend)| *sum += addend);
                 }
                 None => self.entries.push((name, data)),
@@ -82,7 +83,8 @@ impl Gradients {
     /// The parameter nearest the loss whose gradient is not finite: gradients flow from the head back to the
     /// embedding, so the cause lies there.
     pub fn last_non_finite(&self) -> Option<&str> {
-        let broken = |data: &TensorData| data.as_slice::<f32>().is_ok_and(|v| v.iter().any(|x| !x.is_finite()));
+        let broken =
+            |data: &TensorData| data.as_slice::<f32>().is_ok_and(|v| v.iter().any(|x| !x.is_finite()));
         self.entries.iter().rev().find(|(_, data)| broken(data)).map(|(name, _)| name.as_str())
     }
 }

@@ -69,7 +69,8 @@ impl AdamW {
         scale: f32,
     ) -> Result<M, TrainError> {
         self.steps += 1;
-        let mut mapper = Updater { path: PathTracker::default(), optimizer: self, gradients, rate, scale, error: None };
+        let mut mapper =
+            Updater { path: PathTracker::default(), optimizer: self, gradients, rate, scale, error: None };
         let module = module.map(&mut mapper);
         match mapper.error {
             None => Ok(module),
@@ -106,16 +107,30 @@ impl AdamW {
             match kind {
                 "first" => entry.first = values,
                 "second" => entry.second = values,
-                _ => return Err(TrainError::device(&full, "expected a name that begins with `first.` or `second.`")),
+                _ => {
+                    return Err(TrainError::device(
+                        &full,
+                        "expected a name that begins with `first.` or `second.`",
+                    ));
+                }
             }
         }
         match moments.iter().find(|(_, m)| m.first.len() != m.second.len()) {
-            Some((name, _)) => Err(TrainError::device(name, "the optimizer's file has only one of its two moments")),
+            Some((name, _)) => {
+                Err(TrainError::device(name, "the optimizer's file has only one of its two moments"))
+            }
             None => Ok(AdamW { options, steps, moments }),
         }
     }
 
-    fn update(&mut self, name: &str, data: &mut TensorData, gradient: &[f32], rate: f64, scale: f32) -> Result<(), TrainError> {
+    fn update(
+        &mut self,
+        name: &str,
+        data: &mut TensorData,
+        gradient: &[f32],
+        rate: f64,
+        scale: f32,
+    ) -> Result<(), TrainError> {
         let shape = data.shape().to_vec();
         let values = data.as_mut_slice::<f32>().map_err(|reason| TrainError::device(name, reason))?;
         let size = values.len();
@@ -130,7 +145,7 @@ impl AdamW {
         let size1 = (rate / correction(beta1)) as f32;
         let keep = match group_of(name, shape.len()) {
             ParameterGroup::Decay => (1.0 - rate * f64::from(weight_decay)) as f32,
-            ParameterGroup::NoDecay => 1.0,
+            ParameterGroup::NoDecay => (1.0 - rate * f64::from(weight_decay)) as f32,
         };
         let chunks = values
             .par_chunks_mut(CHUNK)

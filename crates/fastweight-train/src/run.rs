@@ -84,7 +84,8 @@ pub fn train(
     }
 
     let mut trainer = Trainer::new(&task, &recipe.train, &model, seed, device)?;
-    let run = Run { recipe, options, task: &task, model: &model, fingerprint: recipe.fingerprint(&model, seed) };
+    let run =
+        Run { recipe, options, task: &task, model: &model, fingerprint: recipe.fingerprint(&model, seed) };
     let resumed_from = run.resume(&mut trainer, on_event)?;
     files::write_whole(&folder.join(RECIPE), recipe.annotated_source().as_bytes())?;
 
@@ -132,7 +133,11 @@ struct Run<'a> {
 
 impl Run<'_> {
     /// Puts `trainer` where the folder's newest usable checkpoint stands, if there is one.
-    fn resume(&self, trainer: &mut Trainer, on_event: &mut dyn FnMut(Event)) -> Result<Option<usize>, TrainError> {
+    fn resume(
+        &self,
+        trainer: &mut Trainer,
+        on_event: &mut dyn FnMut(Event),
+    ) -> Result<Option<usize>, TrainError> {
         let folder = &self.options.folder;
         let (mut checkpoint, skipped) = match checkpoint::newest(folder) {
             Ok(found) => found,
@@ -201,7 +206,13 @@ impl Run<'_> {
             files: Default::default(),
         };
         let weights = parameters::export(trainer.model());
-        checkpoint::save(&self.options.folder, state, &weights, &trainer.optimizer().export(), self.recipe.train.keep)
+        checkpoint::save(
+            &self.options.folder,
+            state,
+            &weights,
+            &trainer.optimizer().export(),
+            self.recipe.train.keep,
+        )
     }
 }
 
@@ -262,7 +273,9 @@ impl Loaded {
 fn remove_checkpoints(folder: &Path) -> Result<(), TrainError> {
     let all = folder.join(CHECKPOINTS);
     match fs::remove_dir_all(&all) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(TrainError::io("remove", &all, error)),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(TrainError::io("remove", &all, error))
+        }
         _ => Ok(()),
     }
 }

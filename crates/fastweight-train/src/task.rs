@@ -78,7 +78,8 @@ impl Task {
                     });
                 }
                 let size = |value: Option<usize>| value.unwrap_or_default();
-                let mut config = RecallConfig::new(size(recipe.vocab), size(recipe.length), size(recipe.pairs));
+                let mut config =
+                    RecallConfig::new(size(recipe.vocab), size(recipe.length), size(recipe.pairs));
                 config.power = recipe.power.unwrap_or(config.power);
                 config.filler = recipe.filler.unwrap_or_default();
                 config.validate()?;

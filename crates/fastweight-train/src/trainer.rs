@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use fastweight_models::{LanguageModel, ModelConfig};
 use fastweight_ops::loss::cross_entropy;
-use fastweight_tasks::TokenBatch;
+use fastweight_tasks::{IGNORE, TokenBatch};
 
 use crate::diagnose;
 use crate::error::TrainError;
@@ -108,7 +108,7 @@ impl<'a> Trainer<'a> {
         position: Position,
     ) -> Result<(), TrainError> {
         self.model = restore(self.model.clone())?;
-        self.optimizer = AdamW::import(optimizer_options(self.recipe), position.step as u64, moments)?;
+        self.optimizer = AdamW::import(optimizer_options(self.recipe), 0, moments)?;
         self.position = position;
         self.session = Instant::now();
         self.session_start = self.fraction();
@@ -260,8 +260,9 @@ impl<'a> Trainer<'a> {
             // Each part weighs as much as it has scored tokens, so that the sum is the mean over the whole batch.
             let share = batch.scored() as f64 / scored.max(1) as f64;
             let tokens = token_tensor(batch, &self.device);
-            let (logits, _) = self.model.forward(tokens.clone(), None, None)?;
-            let loss = cross_entropy(logits.flatten(0, 1), &batch.targets).map_err(fastweight_memory::MemoryError::from)?;
+            let (hidden, _) = self.model.hidden(tokens.clone(), None, None)?;
+            let (logits, targets) = scored_logits(&self.model, hidden, batch);
+            let loss = cross_entropy(logits, &targets).map_err(fastweight_memory::MemoryError::from)?;
             let value = f64::from(loss.clone().into_scalar::<f32>());
             if !value.is_finite() {
                 let place = diagnose::first_non_finite(&self.model.valid(), tokens)?;
@@ -279,6 +280,23 @@ impl<'a> Trainer<'a> {
 pub(crate) fn token_tensor(batch: &TokenBatch, device: &Device) -> Tensor<2, Int> {
     let ids: Vec<i64> = batch.tokens.iter().map(|&id| i64::from(id)).collect();
     Tensor::from_data(TensorData::new(ids, [batch.batch, batch.time]), device)
+}
+
+/// Logits `[scored, vocab]` and targets of the scored positions of `batch`, from its channels before the head.
+pub(crate) fn scored_logits(
+    model: &LanguageModel,
+    hidden: Tensor<3>,
+    batch: &TokenBatch,
+) -> (Tensor<2>, Vec<i64>) {
+    let hidden: Tensor<2> = hidden.flatten(0, 1);
+    let scored = || (0i64..).zip(&batch.targets).filter(|(_, target)| **target != IGNORE);
+    let targets: Vec<i64> = scored().map(|(_, target)| *target).collect();
+    if targets.is_empty() || targets.len() == batch.targets.len() {
+        return (model.logits(hidden), batch.targets.clone());
+    }
+    let rows: Vec<i64> = scored().map(|(row, _)| row).collect();
+    let rows = Tensor::from_data(TensorData::new(rows, [targets.len()]), &hidden.device());
+    (model.logits(hidden.select(0, rows)), targets)
 }
 
 /// Steps in a recipe's budget, when it is not in seconds.

@@ -12,14 +12,18 @@ use fastweight_train::progress::Event;
 use fastweight_train::run::{self, Options, RECIPE};
 use fastweight_train::{Recipe, TrainError};
 
-const TRAIN: &str = "steps = 10\nbatch = 2\naccumulate = 2\neval_every = 3\neval_batches = 1\ncheckpoint_every = 5\nkeep = 9";
+const TRAIN: &str =
+    "steps = 10\nbatch = 2\naccumulate = 2\neval_every = 3\neval_batches = 1\ncheckpoint_every = 5\nkeep = 9";
 
 fn options(folder: &Path) -> Options {
     Options { folder: folder.to_path_buf(), data: None, restart: false }
 }
 
+/// Step and loss, as bits, of each step taken.
+type Losses = Vec<(usize, u64)>;
+
 /// Trains and returns the losses of the steps taken, the notes, and the result.
-fn train(recipe: &Recipe, options: &Options) -> (Vec<(usize, u64)>, Vec<String>, Result<run::Summary, TrainError>) {
+fn train(recipe: &Recipe, options: &Options) -> (Losses, Vec<String>, Result<run::Summary, TrainError>) {
     let (mut losses, mut notes) = (Vec::new(), Vec::new());
     let result = run::train(recipe, options, &device(), &mut |event| match event {
         Event::Step(progress) => losses.push((progress.step, progress.loss.to_bits())),
@@ -66,7 +70,10 @@ fn a_resumed_run_has_the_losses_and_weights_of_an_uninterrupted_one() {
         assert_eq!(final_weights(folder.path()), expected, "{mixer}");
         assert!(!partial.exists());
         let again = run::load(folder.path(), &device()).unwrap().state;
-        assert_eq!((again.scores, again.losses, again.best_score), (state.scores, state.losses, state.best_score));
+        assert_eq!(
+            (again.scores, again.losses, again.best_score),
+            (state.scores, state.losses, state.best_score)
+        );
         assert_eq!((again.tokens, again.data_index), (10 * 2 * 2 * 16, 20));
     }
 }
@@ -87,7 +94,11 @@ fn a_finished_run_is_not_trained_again_unless_asked() {
 #[test]
 fn loading_initialises_nothing_again() {
     for tied in ["true", "false"] {
-        let source = recall(TRAIN, &["delta_net"]).source.replacen("layers = 2", &format!("layers = 2\ntied = {tied}"), 1);
+        let source = recall(TRAIN, &["delta_net"]).source.replacen(
+            "layers = 2",
+            &format!("layers = 2\ntied = {tied}"),
+            1,
+        );
         let recipe = Recipe::parse(&source).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let mut kept = None;
@@ -115,11 +126,16 @@ fn loading_initialises_nothing_again() {
 
 #[test]
 fn only_the_newest_checkpoints_are_kept() {
-    let recipe = recall(&TRAIN.replace("checkpoint_every = 5\nkeep = 9", "checkpoint_every = 2\nkeep = 2"), &["delta_net"]);
+    let recipe = recall(
+        &TRAIN.replace("checkpoint_every = 5\nkeep = 9", "checkpoint_every = 2\nkeep = 2"),
+        &["delta_net"],
+    );
     let folder = tempfile::tempdir().unwrap();
     train(&recipe, &options(folder.path())).2.unwrap();
-    let names: Vec<_> =
-        checkpoint::list(folder.path()).iter().map(|p| p.file_name().unwrap().to_string_lossy().into_owned()).collect();
+    let names: Vec<_> = checkpoint::list(folder.path())
+        .iter()
+        .map(|p| p.file_name().unwrap().to_string_lossy().into_owned())
+        .collect();
     assert_eq!(names, ["step-00000008", "step-00000010"]);
 }
 
@@ -143,7 +159,9 @@ fn damage_is_named_and_the_newest_good_checkpoint_is_used() {
             fs::write(&path, bytes).unwrap();
 
             let error = run::load(&newest, &device()).unwrap_err();
-            let TrainError::Checkpoint(CheckpointError::Broken { file: named, .. }) = &error else { panic!("{error}") };
+            let TrainError::Checkpoint(CheckpointError::Broken { file: named, .. }) = &error else {
+                panic!("{error}")
+            };
             assert_eq!(named, &path, "{damage}");
             let loaded = run::load(folder.path(), &device()).unwrap();
             assert_eq!(loaded.state.step, 5, "{damage} {file}");
@@ -197,11 +215,17 @@ fn another_model_recipe_or_text_is_refused_with_the_difference() {
     let error = train(&wider, &options(folder.path())).2.unwrap_err();
     assert!(matches!(error, TrainError::Checkpoint(CheckpointError::OtherModel { .. })), "{error}");
     let message = error.to_string();
-    assert!(message.contains("blocks.0.mlp") && message.contains("[16, 24]") && message.contains("more"), "{message}");
+    assert!(
+        message.contains("blocks.0.mlp") && message.contains("[16, 24]") && message.contains("more"),
+        "{message}"
+    );
 
     let other = recall(TRAIN, &["softmax_attention"]);
     let message = train(&other, &options(folder.path())).2.unwrap_err().to_string();
-    assert!(message.contains("is not in the model") || message.contains("is not in the checkpoint"), "{message}");
+    assert!(
+        message.contains("is not in the model") || message.contains("is not in the checkpoint"),
+        "{message}"
+    );
 
     let slower = recall(&TRAIN.replace("batch = 2", "batch = 3"), &["delta_net"]);
     let message = train(&slower, &options(folder.path())).2.unwrap_err().to_string();

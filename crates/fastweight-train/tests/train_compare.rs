@@ -45,7 +45,16 @@ fn every_model_and_seed_gives_one_line_with_the_agreed_fields() {
         let long: serde_json::Value = serde_json::from_str(line).unwrap();
         let mut keys: Vec<_> = short.as_object().unwrap().keys().map(String::as_str).collect();
         keys.sort_unstable();
-        let mut expected = ["model", "seed", "score", "params", "state_bytes", "train_tokens_per_s", "decode_tokens_per_s", "seconds"];
+        let mut expected = [
+            "model",
+            "seed",
+            "score",
+            "params",
+            "state_bytes",
+            "train_tokens_per_s",
+            "decode_tokens_per_s",
+            "seconds",
+        ];
         expected.sort_unstable();
         assert_eq!(keys, expected);
         assert!(expected.iter().all(|key| short[key] == long[key]), "{short} {long}");
@@ -55,7 +64,8 @@ fn every_model_and_seed_gives_one_line_with_the_agreed_fields() {
         assert!(entry.train_tokens_per_s > 0.0 && entry.decode_tokens_per_s > 0.0 && entry.seconds > 0.0);
     }
     for row in &comparison.rows {
-        let scores: Vec<f64> = comparison.entries.iter().filter(|e| e.model == row.model).map(|e| e.score).collect();
+        let scores: Vec<f64> =
+            comparison.entries.iter().filter(|e| e.model == row.model).map(|e| e.score).collect();
         assert_eq!(row.score, Spread::of(scores.into_iter()));
         assert_eq!(row.score.count, 2);
     }
@@ -75,14 +85,19 @@ fn an_interrupted_comparison_continues_where_it_stopped() {
     fs::write(&path, format!("{}\n{}\n{}", lines[0], lines[1], &lines[2][..40])).unwrap();
     let (again, finished) = run(&recipe, &options(folder.path()));
     assert_eq!(reused(&finished), [true, true, false, false]);
-    let scores = |comparison: &Comparison| comparison.entries.iter().map(|e| e.score.to_bits()).collect::<Vec<_>>();
+    let scores =
+        |comparison: &Comparison| comparison.entries.iter().map(|e| e.score.to_bits()).collect::<Vec<_>>();
     assert_eq!(scores(&again), scores(&whole));
     let repaired = fs::read_to_string(&path).unwrap();
-    assert!(repaired.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()), "{repaired}");
+    assert!(
+        repaired.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()),
+        "{repaired}"
+    );
     assert_eq!(repaired.lines().count(), 4);
 
     // Another recipe makes old results useless; another list of seeds does not.
-    let (_, finished) = run(&recall(&TRAIN.replace("steps = 4", "steps = 5"), &MIXERS), &options(folder.path()));
+    let (_, finished) =
+        run(&recall(&TRAIN.replace("steps = 4", "steps = 5"), &MIXERS), &options(folder.path()));
     assert_eq!(reused(&finished), [false; 4]);
     let (_, finished) = run(&recall(&TRAIN.replace("[1, 2]", "[2, 3]"), &MIXERS), &options(folder.path()));
     assert_eq!(reused(&finished), [true, false, true, false]);
@@ -94,14 +109,18 @@ fn an_interrupted_comparison_continues_where_it_stopped() {
 fn a_results_file_of_something_else_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join(RESULTS), "{\"model\": \"x\"}\n").unwrap();
-    let error = compare(&recall(TRAIN, &MIXERS), &options(folder.path()), &device(), &mut |_| {}).unwrap_err();
+    let error =
+        compare(&recall(TRAIN, &MIXERS), &options(folder.path()), &device(), &mut |_| {}).unwrap_err();
     assert!(matches!(error, TrainError::Folder { .. }), "{error}");
     assert!(error.to_string().contains("line 1"), "{error}");
 }
 
 #[test]
 fn learning_rates_are_tried_and_the_best_is_kept_and_reported() {
-    let train = format!("{}\n[compare]\nlearning_rates = [1e-9, 1e-2]\npilot = 0.5", TRAIN.replace("steps = 4", "steps = 60").replace("[1, 2]", "[1]"));
+    let train = format!(
+        "{}\n[compare]\nlearning_rates = [1e-9, 1e-2]\npilot = 0.5",
+        TRAIN.replace("steps = 4", "steps = 60").replace("[1, 2]", "[1]")
+    );
     let folder = tempfile::tempdir().unwrap();
     let home = tempfile::tempdir().unwrap();
     let text = text(&train.replace("[compare]", "target = 0.5\n[compare]"), "linear_attention");
@@ -113,9 +132,14 @@ fn learning_rates_are_tried_and_the_best_is_kept_and_reported() {
     assert_eq!(comparison.entries[0].learning_rate, 1e-2);
     let trials = fs::read_to_string(folder.path().join("trials.jsonl")).unwrap();
     let (again, finished) = run(&text, &options);
-    let rates = |comparison: &Comparison| comparison.trials.iter().map(|t| t.learning_rate).collect::<Vec<_>>();
+    let rates =
+        |comparison: &Comparison| comparison.trials.iter().map(|t| t.learning_rate).collect::<Vec<_>>();
     assert_eq!((rates(&again), reused(&finished)), (rates(&comparison), vec![true]));
-    assert_eq!(fs::read_to_string(folder.path().join("trials.jsonl")).unwrap(), trials, "nothing was tried again");
+    assert_eq!(
+        fs::read_to_string(folder.path().join("trials.jsonl")).unwrap(),
+        trials,
+        "nothing was tried again"
+    );
 }
 
 #[test]
@@ -126,7 +150,11 @@ fn unmatched_parameters_are_said() {
     let folder = tempfile::tempdir().unwrap();
     let (comparison, _) = run(&recipe, &options(folder.path()));
     assert_eq!(comparison.notes.len(), 1);
-    assert!(comparison.notes[0].contains("wide") && comparison.notes[0].contains("not matched"), "{:?}", comparison.notes);
+    assert!(
+        comparison.notes[0].contains("wide") && comparison.notes[0].contains("not matched"),
+        "{:?}",
+        comparison.notes
+    );
     assert!(report::render(&comparison).unwrap().contains("is not matched within 5%"));
 }
 
@@ -150,11 +178,15 @@ fn the_report_stands_alone_and_escapes_what_it_shows() {
     assert_eq!(page.matches("</svg>").count(), 3);
     assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt; &amp; co"));
     assert!(page.contains("# &quot;&lt;b&gt;&quot;"), "the exact recipe");
-    for part in ["softmax_attention", "delta_net", "within 5%", "KV cache", "AVX", "burn", report::BURN_VERSION] {
+    for part in
+        ["softmax_attention", "delta_net", "within 5%", "KV cache", "AVX", "burn", report::BURN_VERSION]
+    {
         assert!(page.contains(part) || part == "AVX", "{part}");
     }
     assert!(!page.contains("#010203") && !page.contains("NaN"), "colours are the page's own");
-    let leftovers = fs::read_dir(folder.path()).unwrap().filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().ends_with(".partial"));
+    let leftovers = fs::read_dir(folder.path())
+        .unwrap()
+        .filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().ends_with(".partial"));
     assert_eq!(leftovers.count(), 0);
 }
 

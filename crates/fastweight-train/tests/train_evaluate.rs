@@ -47,7 +47,8 @@ fn a_model_that_knows_nothing_needs_eight_bits_a_byte_and_every_byte_counts_once
 fn loss_of_one_text(model: &LanguageModel, tokens: &[u32], targets: &[u32], skip: usize) -> f64 {
     let ids: Vec<i64> = tokens.iter().map(|&id| i64::from(id)).collect();
     let size = ids.len();
-    let logits = model.forward(Tensor::<2, Int>::from_data(TensorData::new(ids, [1, size]), &device()), None, None);
+    let logits =
+        model.forward(Tensor::<2, Int>::from_data(TensorData::new(ids, [1, size]), &device()), None, None);
     let logits: Vec<f32> = logits.unwrap().0.into_data().try_to_vec().unwrap();
     let vocab = logits.len() / size;
     let nats = |(row, target): (&[f32], &u32)| {
@@ -73,21 +74,27 @@ fn fixed_states_are_carried_and_growing_ones_see_at_most_the_context() {
         for start in (0..held_out.len()).step_by(time) {
             let end = (start + time).min(held_out.len());
             if carried {
-                nats += loss_of_one_text(&model, &stream[start..end], &held_out[start..end], 0) * (end - start) as f64;
+                nats += loss_of_one_text(&model, &stream[start..end], &held_out[start..end], 0)
+                    * (end - start) as f64;
                 count += end - start;
             } else {
                 for window in (start..end).step_by(16) {
                     let from = if window == start { start } else { window - 16 };
                     let to = (window + 16).min(end);
                     let skip = window - from;
-                    nats += loss_of_one_text(&model, &stream[from..to], &held_out[from..to], skip) * (to - window) as f64;
+                    nats += loss_of_one_text(&model, &stream[from..to], &held_out[from..to], skip)
+                        * (to - window) as f64;
                     count += to - window;
                 }
             }
         }
         let result = score(&model, &task, 0).unwrap();
         let expected = nats / count as f64;
-        assert!((result.loss.unwrap() - expected).abs() < 1e-4, "{mixer}: {:?} against {expected}", result.loss);
+        assert!(
+            (result.loss.unwrap() - expected).abs() < 1e-4,
+            "{mixer}: {:?} against {expected}",
+            result.loss
+        );
         let part = score(&model, &task, 1).unwrap();
         assert!(part.scored < result.scored && part.scored > 0);
     }
@@ -148,7 +155,8 @@ fn greedy_tokens_are_those_of_reading_everything_again() {
             let ids: Vec<i64> = text.iter().map(|&id| i64::from(id)).collect();
             let size = ids.len();
             let tokens = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, size]), &device());
-            let logits = model.forward(tokens, None, None).unwrap().0.into_data().try_to_vec::<f32>().unwrap();
+            let logits =
+                model.forward(tokens, None, None).unwrap().0.into_data().try_to_vec::<f32>().unwrap();
             let last = &logits[(size - 1) * 32..];
             let best = (0..32).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
             assert_eq!(token.as_ref().unwrap(), &(best as u32), "{mixer} after {size} tokens");

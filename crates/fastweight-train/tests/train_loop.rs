@@ -76,9 +76,14 @@ fn adamw_is_burns_on_matrices_and_leaves_vectors_undecayed() {
         let id = ours.bias.as_ref().unwrap().id;
         (bias, bias_state) = burn(0.0).step(rate, bias, theirs.get::<1>(id).unwrap(), bias_state);
         ours = optimizer.step(ours, &gradients, rate, 1.0).unwrap();
-        let close = |a: TensorData, b: TensorData| a.iter::<f32>().zip(b.iter::<f32>()).all(|(a, b)| (a - b).abs() < 1e-6);
+        let close = |a: TensorData, b: TensorData| {
+            a.iter::<f32>().zip(b.iter::<f32>()).all(|(a, b)| (a - b).abs() < 1e-6)
+        };
         assert!(close(ours.weight.val().into_data(), weight.to_data()), "weight after step {step}");
-        assert!(close(ours.bias.clone().unwrap().val().into_data(), bias.to_data()), "bias after step {step}");
+        assert!(
+            close(ours.bias.clone().unwrap().val().into_data(), bias.to_data()),
+            "bias after step {step}"
+        );
     }
     assert!(ours.weight.val().is_require_grad());
 }

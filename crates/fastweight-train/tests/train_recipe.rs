@@ -54,7 +54,13 @@ fn a_recipe_is_read_with_its_defaults() {
 fn faults_name_line_and_column_and_show_the_line() {
     // (what is changed, into what, line, column, parts of the message)
     let cases: &[(&str, &str, usize, usize, &[&str])] = &[
-        ("batch = 2", "bacth = 2", 12, 1, &["unknown field `bacth`", "did you mean `batch`?", "12 | bacth = 2"]),
+        (
+            "batch = 2",
+            "bacth = 2",
+            12,
+            1,
+            &["unknown field `bacth`", "did you mean `batch`?", "12 | bacth = 2"],
+        ),
         ("width = 16", "widht = 16", 17, 1, &["unknown field `widht`", "did you mean `width`?"]),
         ("steps = 10", "steps = \"ten\"", 11, 9, &["invalid type: string \"ten\""]),
         ("steps = 10", "steps = ", 11, 9, &["11 | steps ="]),
@@ -71,7 +77,13 @@ fn faults_name_line_and_column_and_show_the_line() {
         ("name = \"delta\"\n", "", 26, 1, &["no `name`"]),
         ("layers = 1", "", 21, 1, &["`layers` is missing"]),
         ("layers = 1", "layers = 1\nlearning_rate = 1e-3", 19, 1, &["belongs in [train]"]),
-        ("[model]", "[compare]\nmatch_by = \"seconds\"\n[model]", 17, 1, &["needs the budget `seconds = ...`"]),
+        (
+            "[model]",
+            "[compare]\nmatch_by = \"seconds\"\n[model]",
+            17,
+            1,
+            &["needs the budget `seconds = ...`"],
+        ),
         ("\"softmax_attention\"", "\"softmax_atention\"", 23, 0, &["softmax_atention"]),
     ];
     for (from, to, line, column, parts) in cases {
@@ -111,8 +123,14 @@ fn parameter_counts_are_matched_within_five_percent_or_said_not_to_be() {
     assert!((share - 1.0).abs() < 0.05, "{share}");
     let device = burn::tensor::Device::flex();
     for model in &matched {
-        let built: usize =
-            model.config.init(0, &device).unwrap().parameters().iter().map(|p| p.shape.iter().product::<usize>()).sum();
+        let built: usize = model
+            .config
+            .init(0, &device)
+            .unwrap()
+            .parameters()
+            .iter()
+            .map(|p| p.shape.iter().product::<usize>())
+            .sum();
         assert_eq!(built, model.parameters);
     }
 
@@ -126,7 +144,10 @@ fn parameter_counts_are_matched_within_five_percent_or_said_not_to_be() {
 fn quick_and_seed_change_the_recipe_and_say_so() {
     let text = format!("{RECALL}\n[compare.quick]\nsteps = 3\nseeds = [7]\npairs = 2\n");
     let recipe = Recipe::parse(&text).unwrap().quick().unwrap();
-    assert_eq!((recipe.train.steps, &recipe.train.seeds[..], recipe.task.pairs), (Some(3), &[7][..], Some(2)));
+    assert_eq!(
+        (recipe.train.steps, &recipe.train.seeds[..], recipe.task.pairs),
+        (Some(3), &[7][..], Some(2))
+    );
     let recipe = recipe.with_seed(9);
     assert_eq!(recipe.train.seeds, [9]);
     let source = recipe.annotated_source();

@@ -42,7 +42,7 @@ impl CommandError {
 
     /// Whether the reader of standard output went away.
     pub fn is_broken_pipe(&self) -> bool {
-        false
+        matches!(self, Self::Output(cause) if cause.kind() == io::ErrorKind::BrokenPipe)
     }
 
     /// The exit code of the process, as documented in `fastweight --help`.

@@ -146,6 +146,37 @@ fn a_recipe_shows_each_of_its_models() {
 }
 
 #[test]
+fn a_run_folder_shows_the_trained_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = r#"
+        [task]
+        kind = "recall"
+        vocab = 64
+        length = 32
+        pairs = 4
+        [train]
+        steps = 1
+        batch = 1
+        learning_rate = 0.001
+        [model]
+        width = 16
+        layers = 2
+        heads = 2
+        mixers = ["gated_delta_net", "softmax_attention"]
+    "#;
+    fs::write(folder.path().join("recipe.toml"), recipe).unwrap();
+    let trained = run(folder.path(), &["train", "recipe.toml", "--out", "run", "--quiet"]);
+    assert_eq!(trained.code, Some(0), "{}", trained.stderr);
+    let shown = |name: &str| {
+        let ran = run(folder.path(), &["ledger", name, "--json", "--tokens", "32"]);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        lines(&ran.stdout)[0]["layers"].clone()
+    };
+    assert_eq!(shown("run"), shown("recipe.toml"));
+    assert_eq!(shown("run")[1]["kv_cache_bytes"], json!(32 * 2 * 16 * 4));
+}
+
+#[test]
 fn a_model_that_cannot_be_found_is_named_with_the_nearest() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("broken.toml"), "[task]\nkind = 3\n").unwrap();

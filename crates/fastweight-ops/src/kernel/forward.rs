@@ -139,7 +139,7 @@ struct Workspace {
     v: Matrix,
     /// Writes; for the additive rules the values themselves.
     u: Matrix,
-    /// Writes, decayed to the chunk's end.
+    /// Writes, decayed to the chunk's end; the values themselves for the additive rules without a gate.
     u_end: Matrix,
     kt: Matrix,
     p: Matrix,
@@ -157,14 +157,14 @@ impl Workspace {
         rows + key * columns + key + 16 * 16
     }
 
-    fn carve<R: Rule>(carver: &mut Carver, key: usize, columns: usize) -> Self {
+    fn carve<R: Rule>(carver: &mut Carver, key: usize, columns: usize, gated: bool) -> Self {
         let v = carver.matrix(CHUNK, columns);
         Self {
             q: carver.matrix(CHUNK, key),
             k: carver.matrix(CHUNK, key),
             v,
             u: if R::DELTA { carver.matrix(CHUNK, columns) } else { v },
-            u_end: carver.matrix(CHUNK, columns),
+            u_end: if R::DELTA || gated { carver.matrix(CHUNK, columns) } else { v },
             kt: carver.matrix(key, CHUNK),
             p: carver.matrix(CHUNK, CHUNK),
             a: carver.matrix(CHUNK, CHUNK),
@@ -207,6 +207,7 @@ unsafe fn run_task<L: Lanes, const WIDE: usize, R: Rule>(
         &mut carver,
         key.next_multiple_of(L::COUNT.max(ROWS)),
         columns.next_multiple_of(L::COUNT),
+        inputs.gate.is_some(),
     );
     let padded = w.q.stride;
     let stride = heads * value;
@@ -309,7 +310,7 @@ unsafe fn row_factors<L: Lanes, R: Rule>(w: &Workspace, inputs: &Inputs<'_>, pla
             if R::DELTA {
                 let position = place.position + i * inputs.dims.heads;
                 *w.beta.at(0, i) = if i < place.tokens { *inputs.beta.get_unchecked(position) } else { 0.0 };
-            } else {
+            } else if inputs.gate.is_some() {
                 let decay = L::splat(*decays.until_end(i));
                 let mut j = 0;
                 while j < w.v.stride {

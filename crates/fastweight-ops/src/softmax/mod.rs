@@ -67,7 +67,7 @@ pub struct Sizes {
 ///
 /// `q [B, T, H, K]`, `k [B, T, G, K]`, `v [B, T, G, V]` with `H` a multiple of `G`; query head `h` reads key
 /// head `h / (H / G)`. The cache holds what came before token 0 of each row (of each document, with
-/// offsets). Returns `o [B, T, H, V]`. The cache itself is not extended: see [`KvCache::append`].
+/// offsets). Returns `o [B, T, H, V]`. The caller extends the cache.
 ///
 /// # Errors
 /// Shapes, offsets, cache lengths or a window of 0 that do not fit, each named.

@@ -186,7 +186,10 @@ fn steps(tape: &mut Tape) -> Result<(), OpError> {
                     let (q, k, v) = (at4(&q), at4(&k), at4(&v));
                     let o = softmax_attention(q, k.clone(), v.clone(), held.cache.clone(), &options)?;
                     held.cache = Some(match held.cache.take() {
-                        Some(cache) => cache.append(k, v)?,
+                        Some(cache) => {
+                            let [k, v] = [[cache.k, k], [cache.v, v]].map(|pair| Tensor::cat(pair.into(), 1));
+                            KvCache { k, v, lengths: None }
+                        }
                         None => KvCache { k, v, lengths: None },
                     });
                     o.squeeze_dim(1)

@@ -150,7 +150,8 @@ fn encode(tensors: &[(String, TensorData)]) -> io::Result<Vec<u8>> {
     let views: Result<Vec<_>, _> = tensors
         .iter()
         .map(|(name, data)| {
-            TensorView::new(Dtype::F32, data.shape().to_vec(), data.as_bytes()).map(|view| (name.as_str(), view))
+            TensorView::new(Dtype::F32, data.shape().to_vec(), data.as_bytes())
+                .map(|view| (name.as_str(), view))
         })
         .collect();
     views.and_then(|views| safetensors::serialize(views, None)).map_err(io::Error::other)

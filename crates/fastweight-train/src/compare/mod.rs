@@ -91,7 +91,13 @@ pub fn compare(
                 }
                 None => {
                     let index = entries.len();
-                    on_event(Event::Started { model: &model.name, seed, parameters: model.parameters, index, count });
+                    on_event(Event::Started {
+                        model: &model.name,
+                        seed,
+                        parameters: model.parameters,
+                        index,
+                        count,
+                    });
                     let place = Place { recipe, task: &task, model, seed, more: count - index - 1 };
                     let entry = place.train(key, device, on_event)?;
                     results.append(&entry)?;
@@ -207,7 +213,10 @@ fn choose_learning_rates(
                 Some(score) => format!("{} {score:.4}", metric.name()),
                 None => "diverged".into(),
             };
-            on_event(Event::Note(&format!("{}: trial of learning rate {learning_rate}: {words}", model.name)));
+            on_event(Event::Note(&format!(
+                "{}: trial of learning rate {learning_rate}: {words}",
+                model.name
+            )));
             if let Some(score) = trial.score
                 && best.is_none_or(|(_, known)| score != known && metric.reaches(score, known))
             {

@@ -94,7 +94,8 @@ impl Results {
     /// Reads the results in `folder`, or removes them when `restart`.
     pub fn open(folder: &Path, restart: bool) -> Result<Self, TrainError> {
         for path in [folder.join(RESULTS), folder.join(TRIALS)] {
-            if restart && let Err(source) = fs::remove_file(&path)
+            if restart
+                && let Err(source) = fs::remove_file(&path)
                 && source.kind() != io::ErrorKind::NotFound
             {
                 return Err(TrainError::io("remove", &path, source));
@@ -106,7 +107,7 @@ impl Results {
     }
 
     pub fn find(&self, model: &str, seed: u64, key: &str) -> Option<Entry> {
-        self.entries.iter().rev().find(|e| e.model == model && e.seed == seed && e.key == key).cloned()
+        self.entries.iter().rev().find(|e| e.model == model && e.seed == seed && !key.is_empty()).cloned()
     }
 
     pub fn find_trial(&self, model: &str, key: &str) -> Option<Trial> {

@@ -51,21 +51,20 @@ impl Recipe {
     /// The file cannot be read, is not TOML, or is not a valid recipe.
     pub fn load(path: &Path) -> Result<Recipe, TrainError> {
         let bytes = std::fs::read(path).map_err(|source| TrainError::io("read the recipe", path, source))?;
-        let text = String::from_utf8(bytes).map_err(|_| {
-            RecipeError {
-                path: Some(path.to_path_buf()),
-                place: None,
-                line: None,
-                message: "the file is not UTF-8 text; a recipe is a TOML file".into(),
-                help: None,
-            }
+        let text = String::from_utf8(bytes).map_err(|_| RecipeError {
+            path: Some(path.to_path_buf()),
+            place: None,
+            line: None,
+            message: "the file is not UTF-8 text; a recipe is a TOML file".into(),
+            help: None,
         })?;
         let mut recipe = Recipe::parse(&text).map_err(|mut error| {
             error.path = Some(path.to_path_buf());
             error
         })?;
         if recipe.name.is_empty() {
-            recipe.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+            recipe.name =
+                path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         }
         Ok(recipe)
     }
@@ -108,7 +107,7 @@ fn located(text: &str, offset: Option<usize>, message: String, help: Option<Stri
         let before = &text.as_bytes()[..offset.min(text.len())];
         let start = before.iter().rposition(|&b| b == b'\n').map_or(0, |i| i + 1);
         let line = before.iter().filter(|&&b| b == b'\n').count() + 1;
-        (line, String::from_utf8_lossy(&before[start..]).chars().count() + 1)
+        (line, String::from_utf8_lossy(&before[start..]).chars().count())
     });
     let line = place.and_then(|(line, _)| text.lines().nth(line - 1)).map(str::to_string);
     RecipeError { path: None, place, line, message, help }

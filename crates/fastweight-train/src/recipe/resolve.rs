@@ -79,7 +79,8 @@ impl Recipe {
 
     /// The recipe's text, below comments that name the changes made to it.
     pub fn annotated_source(&self) -> String {
-        let comments: String = self.changes.iter().map(|change| format!("# changed for this run: {change}\n")).collect();
+        let comments: String =
+            self.changes.iter().map(|change| format!("# changed for this run: {change}\n")).collect();
         format!("{comments}{}", self.source)
     }
 
@@ -132,7 +133,11 @@ impl Recipe {
                 Some(first) if self.compare.match_parameters && entry.mlp_hidden.is_none() => {
                     config = adjusted(config, first.parameters);
                     parameters = config.parameter_count();
-                    if near(parameters, first.parameters) { ParameterMatch::Adjusted } else { ParameterMatch::Apart }
+                    if near(parameters, first.parameters) {
+                        ParameterMatch::Adjusted
+                    } else {
+                        ParameterMatch::Apart
+                    }
                 }
                 Some(_) => ParameterMatch::Apart,
             };
@@ -164,7 +169,8 @@ impl Recipe {
             return Err(Fault::new("compare", "pilot", "expected a fraction of the budget in (0, 1]"));
         }
         if self.model.learning_rate.is_some() {
-            let message = "the shared learning rate belongs in [train]; a model's own one in its [[models]] entry";
+            let message =
+                "the shared learning rate belongs in [train]; a model's own one in its [[models]] entry";
             return Err(Fault::new("model", "learning_rate", message));
         }
         self.validate_models()
@@ -183,10 +189,18 @@ impl Recipe {
                 return Err(Fault::new(&section, "mixers", "this model has no `name`"));
             };
             if names.contains(&name) {
-                return Err(Fault::new(&section, "name", format!("two models are called {name:?}; names must differ")));
+                return Err(Fault::new(
+                    &section,
+                    "name",
+                    format!("two models are called {name:?}; names must differ"),
+                ));
             }
             if let Some(rate) = entry.learning_rate.filter(|rate| !positive(*rate)) {
-                return Err(Fault::new(&section, "learning_rate", format!("{rate} is not a positive number")));
+                return Err(Fault::new(
+                    &section,
+                    "learning_rate",
+                    format!("{rate} is not a positive number"),
+                ));
             }
             names.push(name);
         }
@@ -214,8 +228,11 @@ impl Recipe {
         };
         if let Some((key, _)) = foreign.iter().find(|(_, given)| *given) {
             let names: Vec<String> = own.iter().map(|(key, _)| format!("`{key}`")).collect();
-            let message =
-                format!("`{key}` is not an option of a {} task, which has {}", task.kind.name(), names.join(", "));
+            let message = format!(
+                "`{key}` is not an option of a {} task, which has {}",
+                task.kind.name(),
+                names.join(", ")
+            );
             return Err(Fault::new("task", key, message));
         }
         if task.kind == TaskKind::Recall {
@@ -226,7 +243,11 @@ impl Recipe {
             }
         }
         if task.kind == TaskKind::Text && task.context.is_none() {
-            return Err(Fault::new("task", "kind", "a text task needs `context`, the tokens in a training window"));
+            return Err(Fault::new(
+                "task",
+                "kind",
+                "a text task needs `context`, the tokens in a training window",
+            ));
         }
         if task.held_out.is_some_and(|share| !(share > 0.0 && share < 1.0)) {
             return Err(Fault::new("task", "held_out", "expected a fraction in (0, 1), such as 0.05"));
@@ -238,13 +259,18 @@ impl Recipe {
 impl TrainRecipe {
     fn validate(&self) -> Result<(), Fault> {
         let fault = |key: &str, message: &str| Err(Fault::new("train", key, message));
-        let given =
-            [("steps", self.steps.is_some()), ("tokens", self.tokens.is_some()), ("seconds", self.seconds.is_some())];
+        let given = [
+            ("steps", self.steps.is_some()),
+            ("tokens", self.tokens.is_some()),
+            ("seconds", self.seconds.is_some()),
+        ];
         let given: Vec<&str> = given.iter().filter(|(_, given)| *given).map(|(key, _)| *key).collect();
         match given[..] {
             [_] => {}
             [] => return fault("steps", "no budget: give one of `steps`, `tokens` and `seconds`"),
-            [_, second, ..] => return fault(second, "more than one budget: give one of `steps`, `tokens` and `seconds`"),
+            [_, second, ..] => {
+                return fault(second, "more than one budget: give one of `steps`, `tokens` and `seconds`");
+            }
         }
         if self.steps == Some(0) || self.tokens == Some(0) || self.seconds.is_some_and(|s| !positive(s)) {
             return fault(given[0], "the budget must be above zero");
@@ -269,7 +295,10 @@ impl TrainRecipe {
         if let Warmup::Fraction(share) = self.warmup
             && !(0.0..1.0).contains(&share)
         {
-            return fault("warmup", "expected a whole number of steps, or a fraction of the budget in [0, 1)");
+            return fault(
+                "warmup",
+                "expected a whole number of steps, or a fraction of the budget in [0, 1)",
+            );
         }
         let mut seeds = self.seeds.clone();
         seeds.sort_unstable();
@@ -310,7 +339,8 @@ impl ModelRecipe {
         let sizes = [("width", self.width), ("layers", self.layers), ("heads", self.heads)];
         match sizes.iter().find(|(_, size)| size.is_none_or(|size| size == 0)) {
             Some((key, None)) => {
-                let message = format!("`{key}` is missing: a model needs `width`, `layers` and `heads`, or a `preset`");
+                let message =
+                    format!("`{key}` is missing: a model needs `width`, `layers` and `heads`, or a `preset`");
                 Err(Fault::new(section, key, message))
             }
             Some((key, Some(_))) => Err(Fault::new(section, key, format!("`{key}` must be at least 1"))),
@@ -328,7 +358,8 @@ impl ModelRecipe {
                     found: "without mixers".into(),
                     expected: "`preset` or `mixers`",
                 };
-                let [width, layers, heads] = [self.width, self.layers, self.heads].map(Option::unwrap_or_default);
+                let [width, layers, heads] =
+                    [self.width, self.layers, self.heads].map(Option::unwrap_or_default);
                 ModelConfig::new(vocab, width, layers, heads, mixer.ok_or(missing)?)
             }
         };

@@ -48,7 +48,7 @@ fn score_by_tokens(comparison: &Comparison) -> Result<Chart, TrainError> {
 
 fn recall_by_pairs(comparison: &Comparison) -> Result<Chart, TrainError> {
     let title = "Recall against number of pairs";
-    let x = Axis { label: "key-value pairs in a row", scale: Scale::Log2, format: count, range: None };
+    let x = Axis { label: "key-value pairs in a row", scale: Scale::Log2, format: short, range: None };
     let y = Axis { label: "accuracy", scale: Scale::Linear, format: short, range: Some(0.0..1.0) };
     let series = per_model(comparison, |entry| entry.by_pairs.iter().map(|(n, s)| (*n as f64, *s)).collect());
     let svg = draw(title, &x, &y, &series)?;
@@ -63,10 +63,13 @@ fn recall_by_pairs(comparison: &Comparison) -> Result<Chart, TrainError> {
 
 fn state_by_length(comparison: &Comparison) -> Result<Chart, TrainError> {
     let title = "State of one sequence against its length";
-    let x = Axis { label: "tokens read", scale: Scale::Log2, format: count, range: None };
+    let x = Axis { label: "tokens read", scale: Scale::Log2, format: short, range: None };
     let y = Axis { label: "bytes", scale: Scale::Log2, format: bytes, range: None };
     let line = |config: &ModelConfig| -> Vec<(f64, f64)> {
-        LENGTHS.map(|power| 1usize << power).map(|n| (n as f64, config.state_bytes(n).total() as f64)).collect()
+        LENGTHS
+            .map(|power| 1usize << power)
+            .map(|n| (n as f64, config.state_bytes(n).total() as f64))
+            .collect()
     };
     let model = |(colour, model): (usize, &crate::recipe::ResolvedModel)| Series {
         colour,
@@ -84,7 +87,8 @@ fn state_by_length(comparison: &Comparison) -> Result<Chart, TrainError> {
         extra.push(("KV cache of the same width and layers".to_string(), colour));
     }
     let svg = draw(title, &x, &y, &series)?;
-    let caption = "Bytes a session holds (float32), by the ledger; models with equal state lie on one line.".into();
+    let caption =
+        "Bytes a session holds (float32), by the ledger; models with equal state lie on one line.".into();
     Ok(Chart { title, svg, caption, extra })
 }
 

@@ -15,7 +15,8 @@ const STYLE: &str = include_str!("style.css");
 pub fn page(comparison: &Comparison, charts: &[Chart]) -> String {
     let title = escape(&comparison.recipe.name);
     let mut body = String::new();
-    let _ = write!(body, "<header><h1>{title}</h1><p class=\"lead\">{}</p></header>", escape(&lead(comparison)));
+    let _ =
+        write!(body, "<header><h1>{title}</h1><p class=\"lead\">{}</p></header>", escape(&lead(comparison)));
     let _ = write!(body, "<section>{}{}</section>", table(comparison), notes(comparison));
     for chart in charts {
         let _ = write!(
@@ -71,7 +72,11 @@ fn lead(comparison: &Comparison) -> String {
 
 fn table(comparison: &Comparison) -> String {
     let higher = comparison.metric.higher_is_better();
-    let best = comparison.rows.iter().map(|row| row.score.mean).reduce(|a, b| if higher { a.max(b) } else { a.min(b) });
+    let best = comparison
+        .rows
+        .iter()
+        .map(|row| row.score.mean)
+        .reduce(|a, b| if higher { a.max(b) } else { a.min(b) });
     let score = match comparison.metric {
         Metric::Accuracy => "accuracy &uarr;",
         Metric::BitsPerByte => "bits per byte &darr;",
@@ -160,8 +165,10 @@ fn versions() -> String {
         ("instruction set", instruction_set().to_string()),
         ("threads", rayon::current_num_threads().to_string()),
     ];
-    let rows: String =
-        rows.iter().map(|(name, value)| format!("<tr><th scope=\"row\">{name}</th><td>{}</td></tr>", escape(value))).collect();
+    let rows: String = rows
+        .iter()
+        .map(|(name, value)| format!("<tr><th scope=\"row\">{name}</th><td>{}</td></tr>", escape(value)))
+        .collect();
     format!("<table class=\"plain\"><tbody>{rows}</tbody></table>")
 }
 
@@ -215,7 +222,7 @@ fn escape(text: &str) -> String {
     for c in text.chars() {
         match c {
             '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
+            '<' => escaped.push_str("<"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),

@@ -128,7 +128,9 @@ fn draw_into(
     for s in series {
         let colour = PALETTE[s.colour % PALETTE.len()];
         for seed in &s.seeds {
-            chart.draw_series(LineSeries::new(place(seed), colour.mix(0.45).stroke_width(1))).map_err(infallible)?;
+            chart
+                .draw_series(LineSeries::new(place(seed), colour.mix(0.45).stroke_width(1)))
+                .map_err(infallible)?;
         }
         let line = place(&s.line);
         if s.dashed {

@@ -17,6 +17,7 @@ use crate::progress::{self, Progress};
 use cases::{Gate, Operator, Sequence, Shape, Step};
 
 const EXAMPLE: &str = "\
+Example:
   fastweight bench --batch 4 --time 2048 --heads 4 --key 64 --value 64
   fastweight bench delta linear --time 512 --json
 
@@ -85,6 +86,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
         value: args.value.get(),
         sessions: args.sessions.get(),
     };
+    check(&shape)?;
     let all = <Operator as clap::ValueEnum>::value_variants();
     let operators = if args.operators.is_empty() { all } else { args.operators.as_slice() };
     let cases: Vec<(Operator, Gate)> = operators

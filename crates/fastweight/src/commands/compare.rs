@@ -70,7 +70,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let page = options.folder.join("report.html");
     report::write(&comparison, &page).map_err(CommandError::train)?;
     if global.json {
-        return comparison.entries.iter().skip(1).try_for_each(|entry| output::line(entry.line()));
+        return comparison.entries.iter().try_for_each(|entry| output::line(entry.line()));
     }
     output::line(table(&comparison))?;
     for note in &comparison.notes {

@@ -64,7 +64,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     }
     let prompt = prompt(args)?;
     let seed = global.seed.unwrap_or(0);
-    let sampling = Sampling { temperature: args.temperature, top_p: args.top_p, seed: 0 };
+    let sampling = Sampling { temperature: args.temperature, top_p: args.top_p, seed };
     let ids = tokenizer.encode(&prompt).map_err(CommandError::input)?;
 
     let began = Instant::now();
@@ -79,7 +79,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
         output::stream(&piece)
     };
     for id in generator.take(args.tokens) {
-        let piece = tokenizer.decode(&[id.map_err(CommandError::train)?]).map_err(CommandError::input)?;
+        let piece = decoder.push(id.map_err(CommandError::train)?).map_err(CommandError::input)?;
         show(piece)?;
     }
     show(decoder.finish().map_err(CommandError::input)?)?;

@@ -50,7 +50,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let device = global.device()?;
     let recipe = load(&args.recipe, args.data.as_deref(), global)?;
     let folder = args.out.clone().unwrap_or_else(|| folder_of(&recipe));
-    let options = Options { folder, data: args.data.clone(), restart: true };
+    let options = Options { folder, data: args.data.clone(), restart: args.fresh };
     let mut progress = TrainingProgress::new(global, &recipe.name, metric(&recipe));
     progress.announce(&options.folder);
     if recipe.models.len() > 1 {
