@@ -197,15 +197,9 @@ fn state_output<C: CheckpointStrategy>(
 impl<C: CheckpointStrategy> FusedBackend for Autodiff<Flex, C> {
     fn run_fused(inputs: Inputs<Self>, op: Arc<dyn FusedOp>, count: usize) -> Outputs<Self> {
         let Inputs { a, b, c, d, e, f, g, h } = inputs;
-        let parts = [a, b, c, d, e, f, g, h].map(|tensor| tensor.into_parts());
-        let mut nodes = Vec::with_capacity(MAX_INPUTS);
-        let tensors = parts.map(|(tensor, node)| {
-            nodes.push(node);
-            tensor
-        });
-        let inputs = contiguous(tensors, count);
-        let mut nodes = nodes.into_iter();
-        let nodes: [_; MAX_INPUTS] = std::array::from_fn(|_| nodes.next().expect("one node per input"));
+        let [a, b, c, d, e, f, g, h] = [a, b, c, d, e, f, g, h].map(|tensor| tensor.into_parts());
+        let nodes = [a.1, b.1, c.1, d.1, e.1, f.1, g.1, h.1];
+        let inputs = contiguous([a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0], count);
         let (first, [second, third], tape) = match FirstOutput.prepare::<C>(nodes).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
                 let ([first, second, third], saved) = forward(op.as_ref(), &inputs, true);

@@ -27,12 +27,13 @@ fn project_copy() -> PathBuf {
 fn folder() -> Result<PathBuf, String> {
     let Some(named) = std::env::var_os("FASTWEIGHT_FIXTURES") else { return Ok(project_copy()) };
     let named = PathBuf::from(named);
-    [named.join("ops"), named.clone()]
-        .into_iter()
-        .find(|folder| folder.join("manifest.json").is_file())
-        .ok_or_else(|| {
-            format!("FASTWEIGHT_FIXTURES is {named:?}, but neither it nor its ops/ holds manifest.json")
-        })
+    // Cargo runs tests in the crate's folder; a relative name may also be meant from the workspace.
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let places = [named.clone(), workspace.join(&named)];
+    let mut folders = places.into_iter().flat_map(|place| [place.join("ops"), place]);
+    folders.find(|folder| folder.join("manifest.json").is_file()).ok_or_else(|| {
+        format!("FASTWEIGHT_FIXTURES is {named:?}, but neither it nor its ops/ holds manifest.json")
+    })
 }
 
 fn read_json(path: &Path) -> Result<Value, String> {

@@ -153,7 +153,7 @@ fn text_score(model: &LanguageModel, text: &TextTask, windows: usize) -> Result<
             state = Some(model.hidden(token_tensor(&before, &device), None, None)?.1);
         }
         let (logits, after) = model.forward(token_tensor(&part, &device), state.take(), None)?;
-        state = None; let _ = after;
+        state = (!grows).then_some(after);
         let loss = cross_entropy(logits.flatten(0, 1), &part.targets).map_err(MemoryError::from)?;
         nats += f64::from(loss.into_scalar::<f32>()) * part.scored() as f64;
         scored += part.scored();

@@ -66,7 +66,7 @@ impl<'a> Generator<'a> {
         let tokens = Tensor::from_data(TensorData::new(ids, [1, count]), &device);
         let (logits, state) = model.forward(tokens, None, None)?;
         let last = logits.slice([0..1, count - 1..count, 0..vocab]).flatten::<1>(0, 2);
-        let random = ChaCha8Rng::seed_from_u64(0);
+        let random = ChaCha8Rng::seed_from_u64(sampling.seed);
         Ok(Generator { model, device, sampling, random, next: Some((values(last)?, state)) })
     }
 

@@ -145,7 +145,7 @@ impl AdamW {
         let size1 = (rate / correction(beta1)) as f32;
         let keep = match group_of(name, shape.len()) {
             ParameterGroup::Decay => (1.0 - rate * f64::from(weight_decay)) as f32,
-            ParameterGroup::NoDecay => (1.0 - rate * f64::from(weight_decay)) as f32,
+            ParameterGroup::NoDecay => 1.0,
         };
         let chunks = values
             .par_chunks_mut(CHUNK)

@@ -108,7 +108,7 @@ impl<'a> Trainer<'a> {
         position: Position,
     ) -> Result<(), TrainError> {
         self.model = restore(self.model.clone())?;
-        self.optimizer = AdamW::import(optimizer_options(self.recipe), 0, moments)?;
+        self.optimizer = AdamW::import(optimizer_options(self.recipe), position.step as u64, moments)?;
         self.position = position;
         self.session = Instant::now();
         self.session_start = self.fraction();

@@ -69,12 +69,12 @@ fn forward(sizes: &Sizes, inputs: &[&[f32]]) -> (Vec<f32>, Vec<f32>) {
     let (mut o, mut log_sums) = (vec![0.0; queries * sizes.value], vec![0.0; queries]);
     let targets = (SharedOut::new(&mut o), SharedOut::new(&mut log_sums));
     let set = InstructionSet::active();
-    sizes.key_heads().par_iter().with_max_len(1).for_each(|(sequence, group)| {
-        sizes.with_segments(inputs, sequence, *group, |segments| {
+    sizes.for_each_head(|sequence, group| {
+        sizes.with_segments(inputs, sequence, group, |segments| {
             let run = |block| {
                 let size = workspace(sizes, sequence, block);
                 with_workspace(size, |carver| {
-                    let (q, group) = (inputs[0], *group);
+                    let q = inputs[0];
                     let task = ForwardTask { sizes, q, sequence, group, segments, block, targets, carver };
                     dispatch(set, task);
                 });

@@ -50,11 +50,10 @@ pub(super) fn backward(
     let mut gradients: Vec<Vec<f32>> = inputs.iter().map(|input| vec![0.0; input.len()]).collect();
     let targets: Vec<SharedOut> = gradients.iter_mut().map(|gradient| SharedOut::new(gradient)).collect();
     let pass = Pass { sizes, inputs, o, log_sums, grad };
-    let heads = sizes.key_heads();
     let set = InstructionSet::active();
-    let split = TASKS.div_ceil(heads.len().max(1));
-    heads.par_iter().with_max_len(1).for_each(|(sequence, group)| {
-        let (blocks, group) = (QueryBlock::count(sizes, sequence), *group);
+    let split = TASKS.div_ceil(sizes.key_heads().len().max(1));
+    sizes.for_each_head(|sequence, group| {
+        let blocks = QueryBlock::count(sizes, sequence);
         let step = split.min(blocks);
         let partials: Vec<Partial> = sizes.with_segments(inputs, sequence, group, |segments| {
             let run = |first| {

@@ -2,12 +2,16 @@
 
 use std::ops::Range;
 
+use rayon::prelude::*;
+
 use super::Sizes;
 
 /// Queries of a block: its lanes. A block runs over `(time, query head of the group)`, heads fastest.
 pub(super) const QUERIES: usize = 64;
 /// Keys of a block.
 pub(super) const KEYS: usize = 32;
+/// Multiply-adds under which the threads are not worth waking.
+const SERIAL_WORK: usize = 1 << 16;
 /// Queries of a head from which copying its keys and values together pays.
 const MANY_QUERIES: usize = 4 * QUERIES;
 
@@ -76,6 +80,18 @@ impl Sizes {
     pub(super) fn key_heads(&self) -> Vec<(Sequence, usize)> {
         let of = |sequence: Sequence| (0..self.groups).map(move |group| (sequence.clone(), group));
         self.sequences().into_iter().flat_map(of).collect()
+    }
+
+    /// Runs `body` on every sequence and key head, in parallel unless the work is tiny.
+    pub(super) fn for_each_head(&self, body: impl Fn(&Sequence, usize) + Sync + Send) {
+        let heads = self.key_heads();
+        let pairs: usize =
+            heads.iter().map(|(s, _)| s.time * self.shared() * self.window.min(s.cached + s.time)).sum();
+        if pairs * (self.key + self.value) < SERIAL_WORK {
+            heads.iter().for_each(|(sequence, group)| body(sequence, *group));
+        } else {
+            heads.par_iter().with_max_len(1).for_each(|(sequence, group)| body(sequence, *group));
+        }
     }
 
     /// Query heads that share a key head.

@@ -107,7 +107,7 @@ impl Results {
     }
 
     pub fn find(&self, model: &str, seed: u64, key: &str) -> Option<Entry> {
-        self.entries.iter().rev().find(|e| e.model == model && e.seed == seed && !key.is_empty()).cloned()
+        self.entries.iter().rev().find(|e| e.model == model && e.seed == seed && e.key == key).cloned()
     }
 
     pub fn find_trial(&self, model: &str, key: &str) -> Option<Trial> {

@@ -107,7 +107,7 @@ fn located(text: &str, offset: Option<usize>, message: String, help: Option<Stri
         let before = &text.as_bytes()[..offset.min(text.len())];
         let start = before.iter().rposition(|&b| b == b'\n').map_or(0, |i| i + 1);
         let line = before.iter().filter(|&&b| b == b'\n').count() + 1;
-        (line, String::from_utf8_lossy(&before[start..]).chars().count())
+        (line, String::from_utf8_lossy(&before[start..]).chars().count() + 1)
     });
     let line = place.and_then(|(line, _)| text.lines().nth(line - 1)).map(str::to_string);
     RecipeError { path: None, place, line, message, help }

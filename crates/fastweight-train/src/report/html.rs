@@ -222,7 +222,7 @@ fn escape(text: &str) -> String {
     for c in text.chars() {
         match c {
             '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("<"),
+            '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
