@@ -18,3 +18,7 @@ pub mod prelude {
     pub use fastweight_tasks::{TokenBatch, recall, text};
     pub use fastweight_train::{Recipe, Task, TrainError, Trainer};
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
