@@ -4,6 +4,7 @@ use burn::tensor::Device;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
+use crate::context::{MOST_WINDOW, validate_conv};
 use crate::init::initialise;
 use crate::layers::{
     DeltaNetConfig, Elu1LinearAttentionConfig, GatedDeltaNetConfig, LayerConfig, LightningAttentionConfig,
@@ -104,14 +105,35 @@ impl MixerConfig {
         Ok(initialise(self.build(ctx, device)?, ctx.seed, ctx.layers))
     }
 
-    /// Trained parameters, exact, without building the layer.
+    /// Trained parameters, exact, without building the layer; `usize::MAX` for a layer with a size that
+    /// [`MixerConfig::validate`] refuses as too large.
     pub fn parameter_count(&self, ctx: &LayerContext) -> usize {
+        if !self.is_countable(ctx, 0) {
+            return usize::MAX;
+        }
         each!(self, Layer, config => config.parameter_count(ctx))
     }
 
-    /// Bytes of one sequence's state after `tokens` tokens.
+    /// Bytes of one sequence's state after `tokens` tokens; `usize::MAX` for a layer with a size that
+    /// [`MixerConfig::validate`] refuses as too large, and for more than 2^36 tokens.
     pub fn state_size(&self, ctx: &LayerContext, tokens: usize) -> StateSize {
+        if !self.is_countable(ctx, tokens) {
+            return StateSize { fixed: usize::MAX, growing: 0 };
+        }
         each!(self, Layer, config => config.state_size(ctx, tokens))
+    }
+
+    /// Whether no product of the layer's sizes overflows.
+    fn is_countable(&self, ctx: &LayerContext, tokens: usize) -> bool {
+        let conv_width = each!(self, Layer, config => config.conv_width);
+        let heads = match self {
+            Self::SoftmaxAttention(config) => config.kv_heads.unwrap_or(ctx.heads),
+            _ => ctx.heads,
+        };
+        ctx.validate_bounds(self.name()).is_ok()
+            && validate_conv(self.name(), conv_width.max(2)).is_ok()
+            && heads <= ctx.heads
+            && tokens <= MOST_WINDOW
     }
 
     /// The mixer of a name with the given options; none for an unknown name.

@@ -2,6 +2,17 @@
 
 use crate::MemoryError;
 
+/// Most channels of a layer's input and output.
+pub const MOST_WIDTH: usize = 1_000_000;
+/// Most layers of a model.
+pub const MOST_LAYERS: usize = 4096;
+/// Most key channels, or value channels, of all heads together.
+pub const MOST_HEAD_CHANNELS: usize = 1 << 22;
+/// Most tokens that a short convolution reads.
+pub(crate) const MOST_CONV_WIDTH: usize = 1024;
+/// Most tokens that an attention window holds.
+pub(crate) const MOST_WINDOW: usize = 1 << 36;
+
 /// Geometry of a layer and its place in the model: everything a configuration needs besides its own options.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerContext {
@@ -40,7 +51,28 @@ impl LayerContext {
         self.heads * self.value_dim
     }
 
-    /// Checks that no size is zero and the layer lies inside the model.
+    /// Checks that no size is beyond what sizes are computed with, so that no product of them overflows.
+    ///
+    /// # Errors
+    /// [`MemoryError::Setting`] names the size and what to change.
+    pub(crate) fn validate_bounds(&self, layer: &'static str) -> Result<(), MemoryError> {
+        for (setting, value, most) in
+            [("width", self.width, MOST_WIDTH), ("layers", self.layers, MOST_LAYERS)]
+        {
+            if value > most {
+                return Err(setting_error(layer, setting, value, format!("at most {most}")));
+            }
+        }
+        for (setting, value) in [("head_dim", self.head_dim), ("value_dim", self.value_dim)] {
+            if self.heads.checked_mul(value).is_none_or(|channels| channels > MOST_HEAD_CHANNELS) {
+                let expected = format!("at most {MOST_HEAD_CHANNELS} channels in all {} heads", self.heads);
+                return Err(setting_error(layer, setting, value, expected));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that no size is zero or beyond its bound and the layer lies inside the model.
     ///
     /// # Errors
     /// [`MemoryError::Setting`] names the size and what to change.
@@ -57,6 +89,7 @@ impl LayerContext {
                 return Err(setting_error(layer, setting, 0, "at least 1"));
             }
         }
+        self.validate_bounds(layer)?;
         if self.layer >= self.layers {
             return Err(setting_error(layer, "layer", self.layer, format!("below layers = {}", self.layers)));
         }
@@ -95,15 +128,12 @@ pub(crate) fn setting_error(
     MemoryError::Setting { layer, setting, found: found.to_string(), expected: expected.into() }
 }
 
-/// Checks a short convolution's width: 0 for none, or 2 and more.
+/// Checks a short convolution's width: 0 for none, or 2 to [`MOST_CONV_WIDTH`].
 pub(crate) fn validate_conv(layer: &'static str, conv_width: usize) -> Result<(), MemoryError> {
-    if conv_width == 1 {
-        return Err(setting_error(
-            layer,
-            "conv_width",
-            1,
-            "0 for no convolution, or at least 2 (4 is usual)",
-        ));
+    if conv_width == 1 || conv_width > MOST_CONV_WIDTH {
+        let expected =
+            format!("0 for no convolution, or at least 2 (4 is usual) and at most {MOST_CONV_WIDTH}");
+        return Err(setting_error(layer, "conv_width", conv_width, expected));
     }
     Ok(())
 }

@@ -34,9 +34,12 @@ pub fn placeholder<const D: usize>(shape: [usize; D], device: &burn::tensor::Dev
 /// | `embedding.weight`, `head.weight` | normal, standard deviation 0.02 |
 /// | other matrices | normal, standard deviation `1 / sqrt(inputs)` |
 /// | `conv` | uniform in `+-1 / sqrt(width)` |
-/// | `a_log` | `ln A`, A uniform in [1, 16] (Mamba-2, Gated DeltaNet) |
-/// | `dt_bias` | `softplus^-1(dt)`, dt log-uniform in [0.001, 0.1] |
+/// | `a_log` | `ln A`, A even over [1, 16), the range of Mamba-2 and Gated DeltaNet |
+/// | `dt_bias` | `softplus^-1(dt)`, dt even in the logarithm over [0.001, 0.1) |
 /// | norms, `d_skip` | 1 |
+///
+/// The decays are spread over the heads, slowest first, where the papers draw them at random: a layer of one
+/// or two heads would otherwise often start without a long memory and need many more steps to find one.
 pub fn initialise<M: Module>(module: M, seed: u64, layers: usize) -> M {
     struct Initialiser(PathTracker, u64, usize);
     impl ModuleMapper for Initialiser {
@@ -65,9 +68,9 @@ fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
     let mut parts = name.rsplit('.');
     let (leaf, parent) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
     match (leaf, parent) {
-        ("a_log", _) => fill(&mut |s| (1.0 + 15.0 * s.uniform()).ln()),
-        ("dt_bias", _) => fill(&mut |s| {
-            let dt = (1e-3f64.ln() + s.uniform() * (0.1f64 / 1e-3).ln()).exp();
+        ("a_log", _) => spread(count, |part| (1.0 + 15.0 * part).ln()),
+        ("dt_bias", _) => spread(count, |part| {
+            let dt = (1e-3f64.ln() + part * (0.1f64 / 1e-3).ln()).exp();
             dt + (-(-dt).exp_m1()).ln()
         }),
         ("conv", _) => {
@@ -82,6 +85,11 @@ fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
             fill(&mut |s| std * s.normal())
         }
     }
+}
+
+/// The values of `of` at `0, 1/count, 2/count, ...`.
+fn spread(count: usize, of: impl Fn(f64) -> f64) -> Vec<f32> {
+    (0..count).map(|i| of(i as f64 / count as f64) as f32).collect()
 }
 
 /// FNV-1a of the name, 64 bits.
@@ -145,5 +153,8 @@ mod tests {
         for a in draw("a_log", &[1000], 0, 1).iter().map(|a| a.exp()) {
             assert!((0.99..=16.01).contains(&a), "{a}");
         }
+        let [a, dt] = [draw("a_log", &[2], 0, 1), draw("dt_bias", &[2], 0, 1)];
+        assert!(a[0].exp() * dt[0].exp().ln_1p() < 2e-3, "the first head must remember hundreds of tokens");
+        assert!(a[0] < a[1] && dt[0] < dt[1]);
     }
 }

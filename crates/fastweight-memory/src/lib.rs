@@ -22,7 +22,7 @@ pub mod rules;
 mod state;
 
 pub use config::MixerConfig;
-pub use context::LayerContext;
+pub use context::{LayerContext, MOST_HEAD_CHANNELS, MOST_LAYERS, MOST_WIDTH};
 pub use error::MemoryError;
 pub use layers::{Layer, LayerConfig};
 pub use mixer::Mixer;

@@ -8,7 +8,7 @@ use fastweight_ops::softmax::{SoftmaxOptions, softmax_attention};
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, STATE_ELEMENT, rotate_pair};
-use crate::context::{setting_error, validate_conv};
+use crate::context::{MOST_WINDOW, setting_error, validate_conv};
 use crate::projection::{Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads};
 use crate::{KvState, LayerContext, MemoryError, State, StateSize};
 
@@ -81,6 +81,10 @@ impl LayerConfig for SoftmaxAttentionConfig {
                 0,
                 "at least 1 (a token sees itself), or leave it out",
             ));
+        }
+        if let Some(window) = self.window.filter(|window| *window > MOST_WINDOW) {
+            let expected = format!("at most {MOST_WINDOW}, or leave it out to see all tokens");
+            return Err(setting_error(NAME, "window", window, expected));
         }
         let kv_heads = self.kv_heads(ctx);
         if kv_heads == 0 || !ctx.heads.is_multiple_of(kv_heads) {
