@@ -3,12 +3,19 @@
 use burn::tensor::Device;
 use fastweight_memory::init::initialise;
 use fastweight_memory::layers::GatedDeltaNetConfig;
-use fastweight_memory::{LayerContext, MixerConfig, RmsNorm, linear};
+use fastweight_memory::{
+    LayerContext, MOST_HEAD_CHANNELS, MOST_LAYERS, MOST_WIDTH, MixerConfig, RmsNorm, linear,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::block::{Block, SwiGlu};
 use crate::language_model::{Embedding, LanguageModel};
 use crate::{LayerBytes, ModelError, StateBytes};
+
+/// Most token ids of a vocabulary.
+const MOST_VOCAB: usize = 1 << 31;
+/// Most hidden channels of the SwiGLU maps.
+const MOST_HIDDEN: usize = 1 << 24;
 
 /// Sizes and mixers of a language model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -87,6 +94,16 @@ impl ModelConfig {
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return setting(*name, "0".into(), "at least 1".into());
         }
+        let bounds = [
+            ("vocab", self.vocab, MOST_VOCAB),
+            ("width", self.width, MOST_WIDTH),
+            ("layers", self.layers, MOST_LAYERS),
+            ("heads", self.heads, MOST_HEAD_CHANNELS),
+            ("mlp_hidden", self.mlp_hidden(), MOST_HIDDEN),
+        ];
+        if let Some((name, size, most)) = bounds.iter().find(|(_, size, most)| size > most) {
+            return setting(*name, size.to_string(), format!("at most {most}"));
+        }
         if self.head_dim.is_none() && !self.width.is_multiple_of(self.heads) {
             let expected = format!("a divisor of width = {}, or give head_dim", self.width);
             return setting("heads", self.heads.to_string(), expected);
@@ -124,7 +141,7 @@ impl ModelConfig {
 
     /// Hidden channels of the SwiGLU maps.
     pub fn mlp_hidden(&self) -> usize {
-        self.mlp_hidden.unwrap_or_else(|| (8 * self.width).div_ceil(3).next_multiple_of(8))
+        self.mlp_hidden.unwrap_or_else(|| self.width.saturating_mul(8).div_ceil(3).next_multiple_of(8))
     }
 
     /// The model with weights drawn from `seed`; the same seed gives the same weights, whatever else has used
@@ -158,12 +175,18 @@ impl ModelConfig {
         })
     }
 
-    /// Trained parameters, exact, without building the model.
+    /// Trained parameters, exact, without building the model; `usize::MAX` when there are more.
     pub fn parameter_count(&self) -> usize {
-        let embeddings = self.vocab * self.width * if self.tied { 1 } else { 2 };
-        let mlp = 3 * self.width * self.mlp_hidden();
-        let block = |layer| self.mixer(layer).parameter_count(&self.context(layer)) + mlp + 2 * self.width;
-        embeddings + self.width + (0..self.layers).map(block).sum::<usize>()
+        let product = |sizes: &[usize]| sizes.iter().fold(1, |all: usize, size| all.saturating_mul(*size));
+        let embeddings = product(&[if self.tied { 1 } else { 2 }, self.vocab, self.width]);
+        let maps = product(&[3, self.width, self.mlp_hidden()]).saturating_add(product(&[2, self.width]));
+        let period = self.mixers.len().max(1);
+        // Layers with the same mixer have the same parameters: one of each is counted.
+        let blocks = (0..period.min(self.layers)).map(|layer| {
+            let mixer = self.mixer(layer).parameter_count(&self.context(layer));
+            product(&[mixer.saturating_add(maps), (self.layers - layer).div_ceil(period)])
+        });
+        blocks.fold(embeddings.saturating_add(self.width), usize::saturating_add)
     }
 
     /// Whether a session's state grows with every token read: some layer is softmax attention without a window.

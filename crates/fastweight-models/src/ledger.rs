@@ -25,16 +25,16 @@ pub struct StateBytes {
 impl StateBytes {
     /// Bytes that do not depend on the number of tokens.
     pub fn fixed(&self) -> usize {
-        self.layers.iter().map(|layer| layer.size.fixed).sum()
+        self.layers.iter().map(|layer| layer.size.fixed).fold(0, usize::saturating_add)
     }
 
     /// Bytes held for the tokens read.
     pub fn growing(&self) -> usize {
-        self.layers.iter().map(|layer| layer.size.growing).sum()
+        self.layers.iter().map(|layer| layer.size.growing).fold(0, usize::saturating_add)
     }
 
     /// All bytes.
     pub fn total(&self) -> usize {
-        self.fixed() + self.growing()
+        self.fixed().saturating_add(self.growing())
     }
 }

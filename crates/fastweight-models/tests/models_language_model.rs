@@ -241,3 +241,26 @@ fn what_does_not_fit_is_refused_with_a_reason() {
         assert!(message.contains(words), "{message}");
     }
 }
+
+/// Such sizes come from damaged run folders and mistyped recipes: they are counted and refused, not built.
+#[test]
+fn absurd_sizes_are_errors_without_overflow_or_endless_work() {
+    let base = ModelConfig::default();
+    let configs = [
+        ("heads", ModelConfig { heads: 0, ..base.clone() }),
+        ("layers", ModelConfig { layers: 1_000_000_000_000, ..base.clone() }),
+        ("width", ModelConfig { width: usize::MAX, ..base.clone() }),
+        ("vocab", ModelConfig { vocab: usize::MAX, ..base.clone() }),
+        ("mlp_hidden", ModelConfig { mlp_hidden: Some(usize::MAX), ..base.clone() }),
+        ("head_dim", ModelConfig { head_dim: Some(usize::MAX), ..base.clone() }),
+        ("value_dim", ModelConfig { value_dim: Some(usize::MAX), ..base.clone() }),
+    ];
+    for (setting, config) in configs {
+        let error = config.build(&Device::flex()).expect_err(setting).to_string();
+        assert!(error.contains(setting), "{setting}: {error}");
+        let small = base.parameter_count();
+        assert!(setting == "heads" || config.parameter_count() > 1000 * small, "{setting}");
+    }
+    let wide = ModelConfig { head_dim: Some(usize::MAX), ..base };
+    assert_eq!(wide.state_bytes(usize::MAX).total(), usize::MAX);
+}

@@ -4,7 +4,9 @@
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum OpError {
     /// A tensor's shape does not agree with the others.
-    #[error("{operator}: {argument} has shape {found:?}, expected {expected}; check the axis order [batch, time, heads, dim]")]
+    #[error(
+        "{operator}: {argument} has shape {found:?}, expected {expected}; check the axis order [batch, time, heads, dim]"
+    )]
     Shape {
         /// The operator that was called.
         operator: &'static str,
@@ -26,7 +28,9 @@ pub enum OpError {
         reason: String,
     },
     /// Documents are packed in one row, so a batch of several rows cannot have offsets.
-    #[error("{operator}: offsets pack documents into one row, but the batch has {batch} rows; reshape them into one row of {batch} x time tokens")]
+    #[error(
+        "{operator}: offsets pack documents into one row, but the batch has {batch} rows; reshape them into one row of {batch} x time tokens"
+    )]
     PackedBatch {
         /// The operator that was called.
         operator: &'static str,
@@ -34,7 +38,9 @@ pub enum OpError {
         batch: usize,
     },
     /// A log gate is above zero or not a number.
-    #[error("{operator}: {argument} is {value} at flat position {position}; a log gate must be <= 0 (the state is multiplied by its exponential)")]
+    #[error(
+        "{operator}: {argument} is {value} at flat position {position}; a log gate must be <= 0 (the state is multiplied by its exponential)"
+    )]
     Gate {
         /// The operator that was called.
         operator: &'static str,
@@ -58,7 +64,9 @@ pub enum OpError {
         expected: String,
     },
     /// [`Path::Fused`](crate::Path::Fused) was asked for where no fused kernel exists.
-    #[error("{operator}: no fused kernel for this device and element type ({found}); use Path::Auto or Path::Composed")]
+    #[error(
+        "{operator}: no fused kernel for this device and element type ({found}); use Path::Auto or Path::Composed"
+    )]
     NoFusedKernel {
         /// The operator that was called.
         operator: &'static str,

@@ -75,11 +75,8 @@ pub struct Outputs<B: Backend> {
 #[backend_extension(Flex, Autodiff)]
 pub trait FusedBackend: Backend {
     /// Runs `op` on the first `count` inputs.
-    fn run_fused(
-        #[extension_type] inputs: Inputs<Self>,
-        op: Arc<dyn FusedOp>,
-        count: usize,
-    ) -> Outputs<Self>;
+    fn run_fused(#[extension_type] inputs: Inputs<Self>, op: Arc<dyn FusedOp>, count: usize)
+    -> Outputs<Self>;
 }
 
 fn constant() -> FlexTensor {
@@ -98,9 +95,14 @@ fn slices(tensors: &[FlexTensor]) -> Vec<&[f32]> {
     tensors.iter().map(slice).collect()
 }
 
-fn forward(op: &dyn FusedOp, inputs: &[FlexTensor], save: bool) -> ([FlexTensor; MAX_OUTPUTS], Vec<Vec<f32>>) {
+fn forward(
+    op: &dyn FusedOp,
+    inputs: &[FlexTensor],
+    save: bool,
+) -> ([FlexTensor; MAX_OUTPUTS], Vec<Vec<f32>>) {
     let Forward { outputs, saved } = op.forward(&slices(inputs), save);
-    let mut tensors = outputs.into_iter().zip(op.output_shapes()).map(|(values, shape)| flex_tensor(values, &shape));
+    let mut tensors =
+        outputs.into_iter().zip(op.output_shapes()).map(|(values, shape)| flex_tensor(values, &shape));
     ([(); MAX_OUTPUTS].map(|()| tensors.next().unwrap_or_else(constant)), saved)
 }
 
@@ -148,8 +150,7 @@ impl Backward<Flex, MAX_INPUTS> for FirstOutput {
         let grad_slices = [Some(slice(&first)), second.as_ref().map(slice), third.as_ref().map(slice)];
         let needs: Vec<bool> = ops.parents.iter().take(tape.inputs.len()).map(Option::is_some).collect();
         let outputs = tape.op.output_shapes().len();
-        let results =
-            tape.op.backward(&slices(&tape.inputs), &tape.saved, &grad_slices[..outputs], &needs);
+        let results = tape.op.backward(&slices(&tape.inputs), &tape.saved, &grad_slices[..outputs], &needs);
         for ((parent, input), result) in ops.parents.into_iter().zip(&tape.inputs).zip(results) {
             if let (Some(node), Some(values)) = (parent, result) {
                 let shape = input.layout().shape().clone();
@@ -200,7 +201,8 @@ impl<C: CheckpointStrategy> FusedBackend for Autodiff<Flex, C> {
         let [a, b, c, d, e, f, g, h] = [a, b, c, d, e, f, g, h].map(|tensor| tensor.into_parts());
         let nodes = [a.1, b.1, c.1, d.1, e.1, f.1, g.1, h.1];
         let inputs = contiguous([a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0], count);
-        let (first, [second, third], tape) = match FirstOutput.prepare::<C>(nodes).compute_bound().stateful() {
+        let (first, [second, third], tape) = match FirstOutput.prepare::<C>(nodes).compute_bound().stateful()
+        {
             OpsKind::Tracked(prep) => {
                 let ([first, second, third], saved) = forward(op.as_ref(), &inputs, true);
                 let first_shape = op.output_shapes().into_iter().next().unwrap_or_default();
@@ -227,16 +229,8 @@ pub fn apply(op: Arc<dyn FusedOp>, inputs: Vec<DispatchTensor>) -> [DispatchTens
     let filler = Tensor::<1>::from_primitive::<Flex>(constant()).into_dispatch();
     let mut inputs = inputs.into_iter();
     let mut next = || inputs.next().unwrap_or_else(|| filler.clone());
-    let inputs = Inputs {
-        a: next(),
-        b: next(),
-        c: next(),
-        d: next(),
-        e: next(),
-        f: next(),
-        g: next(),
-        h: next(),
-    };
+    let inputs =
+        Inputs { a: next(), b: next(), c: next(), d: next(), e: next(), f: next(), g: next(), h: next() };
     let Outputs { a, b, c } = <Dispatch as FusedBackend>::run_fused(inputs, op, count);
     [a, b, c]
 }
@@ -252,7 +246,10 @@ pub fn step_in_place<const D: usize>(
     kernel: impl FnOnce(&mut [f32], &[&[f32]], &mut [f32]),
 ) -> (DispatchTensor, Tensor<D>) {
     let plain = |tensor: DispatchTensor| {
-        Tensor::<1>::from_dispatch(tensor).without_autodiff().try_into_primitive::<Flex>().map(|t| t.to_contiguous())
+        Tensor::<1>::from_dispatch(tensor)
+            .without_autodiff()
+            .try_into_primitive::<Flex>()
+            .map(|t| t.to_contiguous())
     };
     let autodiff = state.is_autodiff();
     let inputs: Vec<FlexTensor> = inputs.into_iter().filter_map(|t| plain(t).ok()).collect();

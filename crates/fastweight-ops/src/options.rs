@@ -3,7 +3,7 @@
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Tensor};
 
-use crate::{OpError, Offsets};
+use crate::{Offsets, OpError};
 
 /// Which implementation of an operator runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -50,7 +50,11 @@ impl Path {
     ///
     /// # Errors
     /// [`OpError::NoFusedKernel`] when the fused kernel is demanded and there is none.
-    pub fn is_fused<const D: usize>(self, operator: &'static str, example: &Tensor<D>) -> Result<bool, OpError> {
+    pub fn is_fused<const D: usize>(
+        self,
+        operator: &'static str,
+        example: &Tensor<D>,
+    ) -> Result<bool, OpError> {
         let device = example.device();
         let available = example.dtype() == DType::F32 && is_flex(&device);
         match self {

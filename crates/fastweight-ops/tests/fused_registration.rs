@@ -35,7 +35,8 @@ impl FusedOp for ProductAndSum {
 }
 
 fn run(x: &Tensor<2>, y: &Tensor<2>) -> (Tensor<2>, Tensor<1>) {
-    let [o, s, _] = apply(Arc::new(ProductAndSum), vec![x.clone().into_dispatch(), y.clone().into_dispatch()]);
+    let [o, s, _] =
+        apply(Arc::new(ProductAndSum), vec![x.clone().into_dispatch(), y.clone().into_dispatch()]);
     (Tensor::from_dispatch(o), Tensor::from_dispatch(s))
 }
 

@@ -38,18 +38,28 @@ pub enum TrainError {
     /// A checkpoint is missing, broken, or of another model.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Training diverged.
-    #[error(
-        "training stopped at step {step}: {what} is not finite (first seen in {place}); \
-         lower the learning rate, lengthen the warm-up or lower the clipping norm. Checkpoints before this step are kept"
-    )]
+    /// Training diverged, or a model that diverged was scored.
+    #[error("{}: {what} is not finite (first seen in {place}); {}", stopped(*.step), advice(*.step))]
     NonFinite {
-        /// The step, counted from 1, that would have been taken.
-        step: usize,
-        /// The loss or the gradient.
+        /// The step, counted from 1, that was being taken, saved or scored; absent for a model that is not in training.
+        step: Option<usize>,
+        /// The loss, the gradient, a weight or a score.
         what: &'static str,
         /// The layer or parameter nearest the cause.
         place: String,
+    },
+    /// A text is too short to score a model on.
+    #[error(
+        "the text is too short to score this model: its last {}% is scored and must hold the model's context of \
+         {context} tokens, so about {needed} tokens are needed in all; give a longer text", 100.0 * .held_out
+    )]
+    ShortText {
+        /// Share of the text that is scored.
+        held_out: f64,
+        /// Tokens the model reads at once.
+        context: usize,
+        /// Tokens the text needs.
+        needed: usize,
     },
     /// An argument is outside its range.
     #[error("{name} is {found}, expected {expected}")]
@@ -62,7 +72,7 @@ pub enum TrainError {
         expected: &'static str,
     },
     /// The folder belongs to something else.
-    #[error("{} {reason}; choose another folder, or start over in this one if its results may go", path.display())]
+    #[error("{} {reason}; choose another folder, or start over in this one with --fresh if its results may go", path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
@@ -115,9 +125,27 @@ impl TrainError {
             | TrainError::Model(_)
             | TrainError::Memory(_)
             | TrainError::Checkpoint(_)
+            | TrainError::ShortText { .. }
             | TrainError::Argument { .. }
             | TrainError::Folder { .. } => true,
         }
+    }
+}
+
+fn stopped(step: Option<usize>) -> String {
+    match step {
+        Some(step) => format!("training stopped at step {step}"),
+        None => "the model has diverged and cannot be scored".into(),
+    }
+}
+
+fn advice(step: Option<usize>) -> &'static str {
+    match step {
+        Some(_) => {
+            "lower the learning rate, lengthen the warm-up or lower the clipping norm. Checkpoints and results from \
+             before this step are kept"
+        }
+        None => "use an earlier checkpoint, or train again with a lower learning rate",
     }
 }
 

@@ -13,6 +13,7 @@ use fastweight_tasks::recall::{self, RecallConfig};
 use fastweight_tasks::text::bits_per_byte;
 use fastweight_tasks::{IGNORE, TokenBatch};
 
+use crate::diagnose::{diverged, first_non_finite};
 use crate::error::TrainError;
 use crate::task::{Metric, Task, TextTask};
 use crate::trainer::{scored_logits, token_tensor};
@@ -45,7 +46,8 @@ pub struct Score {
 /// than the context it was trained on: every window is half of it, and is read after the half before it.
 ///
 /// # Errors
-/// The model refuses its input, for example because its vocabulary is smaller than the task's.
+/// The model refuses its input, for example because its vocabulary is smaller than the task's, or has diverged: its
+/// logits are not finite.
 pub fn score(model: &LanguageModel, task: &Task, batches: usize) -> Result<Score, TrainError> {
     match task {
         Task::Recall(config) => {
@@ -94,7 +96,9 @@ pub fn decode_tokens_per_s(model: &LanguageModel, vocab: usize, tokens: usize) -
         if position == warm_up {
             start = Instant::now();
         }
-        let (logits, next) = model.step(single((position % vocab.max(1)) as i64, &device), state)?;
+        let (logits, next) = model
+            .step(single((position % vocab.max(1)) as i64, &device), state)
+            .map_err(|error| diverged(error, model, None))?;
         state = next;
         // Reading the logits is part of decoding.
         let _ = logits.into_data();
@@ -109,8 +113,9 @@ pub fn decode_tokens_per_s(model: &LanguageModel, vocab: usize, tokens: usize) -
 pub fn state_bytes(model: &LanguageModel, vocab: usize, tokens: usize) -> Result<usize, TrainError> {
     let device = device_of(model);
     let ids: Vec<i64> = (0..tokens).map(|i| (i % vocab.max(1)) as i64).collect();
-    let (_, state) =
-        model.forward(Tensor::from_data(TensorData::new(ids, [1, tokens]), &device), None, None)?;
+    let (_, state) = model
+        .forward(Tensor::from_data(TensorData::new(ids, [1, tokens]), &device), None, None)
+        .map_err(|error| diverged(error, model, None))?;
     Ok(state.bytes())
 }
 
@@ -128,8 +133,13 @@ fn recall_count(model: &LanguageModel, config: &RecallConfig, batches: usize) ->
     let mut total = Count::default();
     for index in 0..batches.max(1) as u64 {
         let batch = recall::evaluation_batch(config, EVALUATION_SEED, index, ROWS)?;
-        let (hidden, _) = model.hidden(token_tensor(&batch, &device), None, None)?;
+        let tokens = token_tensor(&batch, &device);
+        let (hidden, _) =
+            model.hidden(tokens.clone(), None, None).map_err(|error| diverged(error, model, None))?;
         let (logits, targets) = scored_logits(model, hidden, &batch);
+        if !logits.clone().into_data().iter::<f32>().all(f32::is_finite) {
+            return Err(not_finite("a logit", model, tokens)?);
+        }
         let count = count_correct(&logits, &targets).map_err(MemoryError::from)?;
         total.correct += count.correct;
         total.scored += count.scored;
@@ -150,12 +160,20 @@ fn text_score(model: &LanguageModel, text: &TextTask, windows: usize) -> Result<
         let part = columns(&lanes, range(index));
         if grows && index > 0 {
             let before = columns(&lanes, range(index - 1));
-            state = Some(model.hidden(token_tensor(&before, &device), None, None)?.1);
+            let read = model.hidden(token_tensor(&before, &device), None, None);
+            state = Some(read.map_err(|error| diverged(error, model, None))?.1);
         }
-        let (logits, after) = model.forward(token_tensor(&part, &device), state.take(), None)?;
+        let tokens = token_tensor(&part, &device);
+        let (logits, after) = model
+            .forward(tokens.clone(), state.take(), None)
+            .map_err(|error| diverged(error, model, None))?;
         state = (!grows).then_some(after);
         let loss = cross_entropy(logits.flatten(0, 1), &part.targets).map_err(MemoryError::from)?;
-        nats += f64::from(loss.into_scalar::<f32>()) * part.scored() as f64;
+        let value = f64::from(loss.into_scalar::<f32>());
+        if !value.is_finite() {
+            return Err(not_finite("the loss", model, tokens)?);
+        }
+        nats += value * part.scored() as f64;
         scored += part.scored();
     }
     let loss = nats / scored.max(1) as f64;
@@ -163,6 +181,16 @@ fn text_score(model: &LanguageModel, text: &TextTask, windows: usize) -> Result<
     let dataset = &text.dataset;
     let score = bits_per_byte(loss, dataset.held_out_tokens().len(), dataset.held_out_bytes());
     Ok(Score { score, metric: Metric::BitsPerByte, loss: Some(loss), scored })
+}
+
+/// The error of a model whose output for `tokens` is not finite.
+fn not_finite(
+    what: &'static str,
+    model: &LanguageModel,
+    tokens: Tensor<2, Int>,
+) -> Result<TrainError, TrainError> {
+    let place = first_non_finite(model, tokens)?;
+    Ok(TrainError::NonFinite { step: None, what, place })
 }
 
 /// Whether a session of `model` grows without end.

@@ -60,7 +60,8 @@ impl AdamW {
     /// Parameters without a gradient stay as they are.
     ///
     /// # Errors
-    /// A parameter's values cannot be read or do not have their gradient's size.
+    /// A parameter's values cannot be read or do not have their gradient's size, or an updated value or moment is not
+    /// finite; the moments are then of no use.
     pub fn step<M: Module>(
         &mut self,
         module: M,
@@ -152,15 +153,25 @@ impl AdamW {
             .zip(moments.first.par_chunks_mut(CHUNK))
             .zip(moments.second.par_chunks_mut(CHUNK))
             .zip(gradient.par_chunks(CHUNK));
-        chunks.for_each(|(((values, first), second), gradient)| {
+        let finite = chunks.map(|(((values, first), second), gradient)| {
+            let mut finite = true;
             for (((p, m), v), g) in values.iter_mut().zip(first).zip(second).zip(gradient) {
                 let g = g * scale;
                 *m = beta1 * *m + (1.0 - beta1) * g;
                 *v = beta2 * *v + (1.0 - beta2) * g * g;
                 *p = *p * keep - size1 * *m / (v.sqrt() * root2 + epsilon);
+                finite &= p.is_finite() & m.is_finite() & v.is_finite();
             }
+            finite
         });
-        Ok(())
+        if finite.reduce(|| true, |a, b| a & b) {
+            return Ok(());
+        }
+        Err(TrainError::NonFinite {
+            step: Some(self.steps as usize),
+            what: "an updated weight or its moment",
+            place: format!("the parameter {name}"),
+        })
     }
 }
 

@@ -7,7 +7,8 @@ use burn::module::Module;
 use burn::tensor::Device;
 use fastweight_memory::parameters;
 use fastweight_models::LanguageModel;
-use fastweight_tasks::text::Tokenizer;
+use fastweight_tasks::TaskError;
+use fastweight_tasks::text::{HELD_OUT, Tokenizer};
 
 use crate::checkpoint::{self, CHECKPOINTS, Checkpoint, CheckpointError, RunState, STATE};
 use crate::error::TrainError;
@@ -82,6 +83,7 @@ pub fn train(
     if options.restart {
         remove_checkpoints(folder)?;
     }
+    checkpoint::recover(folder)?;
 
     let mut trainer = Trainer::new(&task, &recipe.train, &model, seed, device)?;
     let run =
@@ -95,6 +97,8 @@ pub fn train(
         match moment {
             Moment::Step => on_event(Event::Step(Progress::of(trainer, &model.name, 0))),
             Moment::Evaluated => on_event(Event::Evaluated(Progress::of(trainer, &model.name, 0))),
+            // The last step is saved once, after its evaluation.
+            Moment::Settled if trainer.is_finished() => {}
             Moment::Settled if every > 0 && trainer.position().step.is_multiple_of(every) => {
                 let path = run.save(trainer)?;
                 on_event(Event::Checkpoint { path: &path, step: trainer.position().step });
@@ -141,7 +145,7 @@ impl Run<'_> {
         let folder = &self.options.folder;
         let (mut checkpoint, skipped) = match checkpoint::newest(folder) {
             Ok(found) => found,
-            Err(CheckpointError::None { .. }) => return Ok(None),
+            Err(CheckpointError::None { .. } | CheckpointError::NotARun { .. }) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         for reason in &skipped {
@@ -248,9 +252,18 @@ impl Loaded {
     /// The task the model was trained on, or the same kind of task on other `data`.
     ///
     /// # Errors
-    /// As [`Task::open`].
+    /// As [`Task::open`]; a text that is too short says what scoring needs.
     pub fn task(&self, data: Option<&Path>) -> Result<Task, TrainError> {
-        Task::open(&self.state.task, data)
+        Task::open(&self.state.task, data).map_err(|error| match error {
+            TrainError::Task(TaskError::TooShort { .. }) => {
+                let context = self.state.task.context.unwrap_or(1);
+                let held_out = self.state.task.held_out.unwrap_or(HELD_OUT);
+                let scored = context as f64 / held_out;
+                let before = (context as f64 + 1.0) / (1.0 - held_out);
+                TrainError::ShortText { held_out, context, needed: scored.max(before).ceil() as usize }
+            }
+            other => other,
+        })
     }
 
     /// The tokenizer of a model of text, without opening its data.

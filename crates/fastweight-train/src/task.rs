@@ -77,11 +77,13 @@ impl Task {
                         expected: "none, because a recall task makes its own",
                     });
                 }
-                let size = |value: Option<usize>| value.unwrap_or_default();
-                let mut config =
-                    RecallConfig::new(size(recipe.vocab), size(recipe.length), size(recipe.pairs));
-                config.power = recipe.power.unwrap_or(config.power);
-                config.filler = recipe.filler.unwrap_or_default();
+                let Some(config) = recipe.recall() else {
+                    return Err(TrainError::Argument {
+                        name: "the recall task",
+                        found: "without its sizes".into(),
+                        expected: "`vocab`, `length` and `pairs` in [task]",
+                    });
+                };
                 config.validate()?;
                 Ok(Task::Recall(config))
             }

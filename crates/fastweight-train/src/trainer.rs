@@ -118,7 +118,7 @@ impl<'a> Trainer<'a> {
     /// Takes one optimizer step and returns its loss, in nats per scored token.
     ///
     /// # Errors
-    /// The loss or a gradient is not finite; nothing was updated.
+    /// The loss, a gate, a gradient or an updated weight is not finite; the model was not updated.
     pub fn step(&mut self) -> Result<f64, TrainError> {
         let start = Instant::now();
         let rate = self.schedule.at(self.position.step, self.fraction());
@@ -127,7 +127,11 @@ impl<'a> Trainer<'a> {
         if !norm.is_finite() {
             let place = gradients.last_non_finite().map(|name| format!("the gradient of {name}"));
             let place = place.unwrap_or_else(|| "the sum over all parameters".into());
-            return Err(TrainError::NonFinite { step: self.position.step + 1, what: "the gradient", place });
+            return Err(TrainError::NonFinite {
+                step: Some(self.position.step + 1),
+                what: "the gradient",
+                place,
+            });
         }
         let clip = self.recipe.clip;
         let scale = if clip > 0.0 && norm > clip { clip / norm } else { 1.0 };
@@ -149,7 +153,7 @@ impl<'a> Trainer<'a> {
     /// data. `observe` is told after each step and evaluation, and stops the training with an error of its own.
     ///
     /// # Errors
-    /// A loss or gradient that is not finite, or an error of `observe`.
+    /// A loss, gradient, weight or score that is not finite, or an error of `observe`.
     pub fn run(
         &mut self,
         observe: &mut dyn FnMut(&Trainer, Moment) -> Result<(), TrainError>,
@@ -176,10 +180,11 @@ impl<'a> Trainer<'a> {
     /// Scores the model on `batches` batches of evaluation data (0: all of a text's) and remembers the score.
     ///
     /// # Errors
-    /// The model refuses its input.
+    /// The model refuses its input, or its score is not finite.
     pub fn evaluate(&mut self, batches: usize) -> Result<evaluate::Score, TrainError> {
-        let score = evaluate::score(&self.model.valid(), self.task, batches)?;
         let step = self.position.step;
+        let score = evaluate::score(&self.model.valid(), self.task, batches)
+            .map_err(|error| diagnose::at_step(error, step))?;
         self.position.scores.retain(|(known, _)| *known != step);
         self.position.scores.push((step, score.score));
         Ok(score)
@@ -256,17 +261,21 @@ impl<'a> Trainer<'a> {
             .collect::<Result<_, _>>()?;
         let scored: usize = batches.iter().map(TokenBatch::scored).sum();
         let (mut total, mut gradients) = (0.0, Gradients::default());
+        let step = Some(self.position.step + 1);
         for batch in &batches {
             // Each part weighs as much as it has scored tokens, so that the sum is the mean over the whole batch.
             let share = batch.scored() as f64 / scored.max(1) as f64;
             let tokens = token_tensor(batch, &self.device);
-            let (hidden, _) = self.model.hidden(tokens.clone(), None, None)?;
+            let (hidden, _) = self
+                .model
+                .hidden(tokens.clone(), None, None)
+                .map_err(|error| diagnose::diverged(error, &self.model.valid(), step))?;
             let (logits, targets) = scored_logits(&self.model, hidden, batch);
             let loss = cross_entropy(logits, &targets).map_err(fastweight_memory::MemoryError::from)?;
             let value = f64::from(loss.clone().into_scalar::<f32>());
             if !value.is_finite() {
                 let place = diagnose::first_non_finite(&self.model.valid(), tokens)?;
-                return Err(TrainError::NonFinite { step: self.position.step + 1, what: "the loss", place });
+                return Err(TrainError::NonFinite { step, what: "the loss", place });
             }
             total += share * value;
             let loss = if batches.len() == 1 { loss } else { loss * share };
@@ -306,7 +315,7 @@ pub(crate) fn steps(task: &Task, recipe: &TrainRecipe) -> Option<usize> {
 }
 
 fn tokens_per_step(task: &Task, recipe: &TrainRecipe) -> u64 {
-    (task.length() * recipe.batch * recipe.accumulate).max(1) as u64
+    task.length().saturating_mul(recipe.batch).saturating_mul(recipe.accumulate).max(1) as u64
 }
 
 fn optimizer_options(recipe: &TrainRecipe) -> AdamWOptions {

@@ -166,6 +166,7 @@ fn damage_is_named_and_the_newest_good_checkpoint_is_used() {
             let loaded = run::load(folder.path(), &device()).unwrap();
             assert_eq!(loaded.state.step, 5, "{damage} {file}");
             assert!(loaded.notes[0].contains(file), "{:?}", loaded.notes);
+            assert!(loaded.notes[0].contains("using the older checkpoint of step 5"), "{:?}", loaded.notes);
 
             let (losses, notes, result) = train(&recipe, &options(folder.path()));
             assert_eq!((losses.len(), result.unwrap().resumed_from), (5, Some(5)), "{damage} {file}");
@@ -188,6 +189,160 @@ fn a_missing_file_or_run_is_named() {
     let error = run::load(folder.path(), &device()).unwrap_err();
     assert!(matches!(error, TrainError::Checkpoint(CheckpointError::AllBroken { .. })), "{error}");
     assert!(error.to_string().contains(WEIGHTS), "{error}");
+    assert!(error.to_string().contains("--fresh"), "{error}");
+}
+
+#[test]
+fn a_path_without_checkpoints_says_what_it_is() {
+    let home = tempfile::tempdir().unwrap();
+    let message = |path: &Path| run::load(path, &device()).unwrap_err().to_string();
+    assert!(message(&home.path().join("none")).contains("does not exist"));
+    let file = home.path().join("file");
+    fs::write(&file, "text").unwrap();
+    assert!(message(&file).contains("is a file"));
+    assert!(message(home.path()).contains("is not the folder of a training run"));
+    fs::write(home.path().join(RECIPE), "").unwrap();
+    assert!(message(home.path()).contains("holds no checkpoint yet"));
+}
+
+#[test]
+fn a_version_that_is_none_is_told_from_a_newer_one() {
+    let recipe = recall(TRAIN, &["delta_net"]);
+    let folder = tempfile::tempdir().unwrap();
+    let newest = train(&recipe, &options(folder.path())).2.unwrap().checkpoint;
+    let text = fs::read_to_string(newest.join(STATE)).unwrap();
+    for (version, newer) in [
+        ("\"two\"", false),
+        ("null", false),
+        ("-1", false),
+        ("0", false),
+        ("1.5", false),
+        ("5000000000", true),
+        ("123456789012345678901234567890", true),
+    ] {
+        let changed = text.replacen("\"version\": 1", &format!("\"version\": {version}"), 1);
+        fs::write(newest.join(STATE), changed).unwrap();
+        let error = run::load(&newest, &device()).unwrap_err();
+        let found = matches!(error, TrainError::Checkpoint(CheckpointError::Newer { .. }));
+        assert_eq!(found, newer, "{version}: {error}");
+        assert!(newer || error.to_string().contains("is not a checkpoint of fastweight"), "{error}");
+    }
+}
+
+#[test]
+fn each_step_is_saved_once() {
+    let recipe = recall(TRAIN, &["delta_net"]);
+    let folder = tempfile::tempdir().unwrap();
+    let mut saved = Vec::new();
+    run::train(&recipe, &options(folder.path()), &device(), &mut |event| {
+        if let Event::Checkpoint { step, .. } = event {
+            saved.push(step);
+        }
+    })
+    .unwrap();
+    assert_eq!(saved, [5, 10]);
+    // A finished run that is started again finds its last checkpoint as it should be and does not write it again.
+    let newest = checkpoint::list(folder.path()).pop().unwrap();
+    fs::write(newest.join("marker"), "").unwrap();
+    train(&recipe, &options(folder.path())).2.unwrap();
+    assert!(newest.join("marker").exists());
+}
+
+#[test]
+fn the_old_checkpoint_of_a_step_stays_until_the_new_one_stands() {
+    let recipe = recall(TRAIN, &["delta_net"]);
+    let folder = tempfile::tempdir().unwrap();
+    train(&recipe, &options(folder.path())).2.unwrap();
+    let expected = final_weights(folder.path());
+    let newest = checkpoint::list(folder.path()).pop().unwrap();
+    let aside = newest.with_file_name(".step-00000010.old");
+
+    // Killed between setting the old one aside and naming the new one.
+    fs::rename(&newest, &aside).unwrap();
+    let loaded = run::load(folder.path(), &device()).unwrap();
+    assert_eq!((loaded.state.step, loaded.folder), (10, aside.clone()));
+    assert_eq!(train(&recipe, &options(folder.path())).2.unwrap().resumed_from, Some(10));
+    assert!(newest.is_dir() && !aside.exists());
+    assert_eq!(final_weights(folder.path()), expected);
+
+    // Another state of the same step replaces it; when that fails, the old one is still there.
+    let again = |loss: f64| {
+        let loaded = run::load(folder.path(), &device()).unwrap();
+        let values = fastweight_memory::parameters::export(&loaded.model);
+        let state = checkpoint::RunState { losses: vec![(10, loss)], ..loaded.state };
+        checkpoint::save(folder.path(), state, &values, &[], 9)
+    };
+    fs::write(&aside, "in the way").unwrap();
+    assert!(again(1.0).is_err());
+    assert_eq!(run::load(folder.path(), &device()).unwrap().state.step, 10);
+    fs::remove_file(&aside).unwrap();
+    again(1.0).unwrap();
+    assert_eq!(run::load(folder.path(), &device()).unwrap().state.losses, [(10, 1.0)]);
+    assert!(!aside.exists());
+}
+
+#[test]
+fn entries_that_are_no_checkpoints_push_none_out() {
+    let recipe = recall(&TRAIN.replace("keep = 9", "keep = 2"), &["delta_net"]);
+    let folder = tempfile::tempdir().unwrap();
+    train(&recipe, &options(folder.path())).2.unwrap();
+    cut_back(folder.path(), 5);
+    let all = folder.path().join(CHECKPOINTS);
+    fs::create_dir(all.join("step-99999999")).unwrap();
+    fs::write(all.join("step-00000099"), "").unwrap();
+    assert!(!checkpoint::list(folder.path()).contains(&all.join("step-00000099")));
+    train(&recipe, &options(folder.path())).2.unwrap();
+    assert!(["step-00000005", "step-00000010", "step-99999999"].iter().all(|name| all.join(name).is_dir()));
+    assert_eq!(run::load(folder.path(), &device()).unwrap().state.step, 10);
+}
+
+#[test]
+fn values_that_are_not_finite_are_never_saved() {
+    // The last update breaks the model: at once, or so that its next output is not finite.
+    for rate in ["1e39", "1e30"] {
+        for mixer in ["softmax_attention", "gated_delta_net"] {
+            let source = recall("steps = 1\nbatch = 2\nwarmup = 0\ncheckpoint_every = 1", &[mixer]).source;
+            let recipe = Recipe::parse(&source.replace("1e-2", rate)).unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let error = train(&recipe, &options(folder.path())).2.unwrap_err();
+            assert!(matches!(error, TrainError::NonFinite { step: Some(1), .. }), "{mixer} {rate}: {error}");
+            assert!(!error.is_input() && error.to_string().contains("lower the learning rate"), "{error}");
+            assert!(checkpoint::list(folder.path()).is_empty(), "{mixer} {rate}");
+        }
+    }
+    let recipe = recall(TRAIN, &["delta_net"]);
+    let folder = tempfile::tempdir().unwrap();
+    train(&recipe, &options(folder.path())).2.unwrap();
+    let loaded = run::load(folder.path(), &device()).unwrap();
+    let values = fastweight_memory::parameters::export(&loaded.model);
+    let mut spoiled = values.clone();
+    let size = spoiled[0].1.shape().num_elements();
+    spoiled[0].1 = burn::tensor::TensorData::new(vec![f32::NAN; size], spoiled[0].1.shape().to_vec());
+    let copy = tempfile::tempdir().unwrap();
+    let save = |state: &checkpoint::RunState, values: &[_]| {
+        checkpoint::save(copy.path(), state.clone(), values, &[], 1).unwrap_err().to_string()
+    };
+    let message = save(&loaded.state, &spoiled);
+    assert!(message.contains(&spoiled[0].0) && message.contains("step 10"), "{message}");
+    let state = checkpoint::RunState { score: Some(f64::NAN), ..loaded.state };
+    let message = save(&state, &values);
+    assert!(message.contains("the score is not finite"), "{message}");
+    assert!(checkpoint::list(copy.path()).is_empty());
+}
+
+#[test]
+fn a_text_that_is_too_short_to_score_says_how_long_it_must_be() {
+    let home = tempfile::tempdir().unwrap();
+    let data = text_file(home.path());
+    let recipe = text("steps = 1\nbatch = 2", "delta_net");
+    let with_data = Options { data: Some(data), ..options(&home.path().join("run")) };
+    train(&recipe, &with_data).2.unwrap();
+    let short = home.path().join("short.txt");
+    fs::write(&short, "a few words").unwrap();
+    let loaded = run::load(&with_data.folder, &device()).unwrap();
+    let message = loaded.task(Some(&short)).unwrap_err().to_string();
+    assert!(message.contains("its last 20% is scored") && message.contains("about 160 tokens"), "{message}");
+    assert!(!message.contains("training part") && !message.contains("smaller context"), "{message}");
 }
 
 #[test]

@@ -196,3 +196,31 @@ fn the_named_version_of_burn_is_the_pinned_one() {
     let pinned = format!("burn = {{ version = \"={}\"", report::BURN_VERSION);
     assert!(fs::read_to_string(workspace).unwrap().contains(&pinned), "{pinned}");
 }
+
+#[test]
+fn a_learning_rate_that_diverges_is_recorded_and_the_search_goes_on() {
+    let mixers = ["softmax_attention", "gated_delta_net", "mamba2"];
+    let source = recall("steps = 2\nbatch = 2\nwarmup = 0\neval_batches = 1", &mixers).source;
+    let recipe =
+        Recipe::parse(&format!("{source}[compare]\nlearning_rates = [1e30, 1e-3]\npilot = 1.0\n")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (comparison, _) = run(&recipe, &options(folder.path()));
+    let diverged: Vec<_> = comparison.trials.iter().map(|trial| trial.score.is_none()).collect();
+    assert_eq!(diverged, [true, false].repeat(3));
+    assert!(comparison.models.iter().all(|model| model.learning_rate == 1e-3));
+}
+
+#[test]
+fn a_model_that_diverges_is_named_and_finished_results_stay() {
+    let source =
+        recall("steps = 2\nbatch = 2\nwarmup = 0\nseeds = [7]", &["delta_net", "gated_delta_net"]).source;
+    let source =
+        source.replace("name = \"gated_delta_net\"", "name = \"gated_delta_net\"\nlearning_rate = 1e30");
+    let recipe = Recipe::parse(&source).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let error = compare(&recipe, &options(folder.path()), &device(), &mut |_| {}).unwrap_err();
+    assert!(matches!(error, TrainError::NonFinite { step: Some(_), .. }), "{error}");
+    assert!(error.to_string().contains("gated_delta_net with seed 7"), "{error}");
+    let stored = fs::read_to_string(folder.path().join(RESULTS)).unwrap();
+    assert!(stored.lines().count() == 1 && !stored.contains("null,\"params"), "{stored}");
+}

@@ -14,7 +14,7 @@ use fastweight_train::optimizer::{AdamW, AdamWOptions};
 use fastweight_train::recipe::Warmup;
 use fastweight_train::schedule::Schedule;
 use fastweight_train::trainer::{Moment, Position};
-use fastweight_train::{TrainError, Trainer};
+use fastweight_train::{TrainError, Trainer, evaluate};
 
 #[test]
 fn the_same_seed_gives_the_same_bits_and_another_seed_does_not() {
@@ -206,11 +206,57 @@ fn values_that_are_not_finite_stop_training_and_the_place_is_named() {
         with_parameter(&mut trainer, name, value);
         let before = weights(trainer.model());
         let error = trainer.step().unwrap_err();
-        let TrainError::NonFinite { step: 1, what: found, .. } = &error else { panic!("{name}: {error}") };
+        let TrainError::NonFinite { step: Some(1), what: found, .. } = &error else {
+            panic!("{name}: {error}")
+        };
         let message = error.to_string();
         assert!(*found == what && message.contains(place), "{name}: {message}");
         assert_eq!(before, weights(trainer.model()), "nothing was updated");
     }
+}
+
+#[test]
+fn a_gate_that_is_not_a_number_is_a_divergence() {
+    for mixer in ["gated_delta_net", "mamba2"] {
+        let recipe = recall("steps = 5\nbatch = 2", &[mixer]);
+        let (task, model) = open(&recipe);
+        for (name, value) in [("embedding.weight", f32::NAN), ("blocks.0.mlp.down.weight", 3e38)] {
+            let mut trainer = Trainer::new(&task, &recipe.train, &model, 1, &device()).unwrap();
+            with_parameter(&mut trainer, name, value);
+            let error = trainer.step().unwrap_err();
+            assert!(matches!(error, TrainError::NonFinite { step: Some(1), .. }), "{mixer}: {error}");
+            let place = if value.is_nan() { name } else { "layer" };
+            assert!(error.to_string().contains(place) && !error.is_input(), "{mixer}: {error}");
+            let error = trainer.evaluate(1).unwrap_err();
+            assert!(matches!(error, TrainError::NonFinite { step: Some(0), .. }), "{mixer}: {error}");
+            let error = evaluate::score(&trainer.model().valid(), &task, 1).unwrap_err();
+            assert!(matches!(error, TrainError::NonFinite { step: None, .. }), "{mixer}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_score_of_a_model_with_outputs_that_are_not_finite_is_an_error() {
+    let recipe = recall("steps = 5\nbatch = 2", &["delta_net"]);
+    let (task, model) = open(&recipe);
+    let mut trainer = Trainer::new(&task, &recipe.train, &model, 1, &device()).unwrap();
+    with_parameter(&mut trainer, "norm.weight", f32::NAN);
+    let error = trainer.evaluate(1).unwrap_err().to_string();
+    assert!(error.contains("a logit is not finite") && error.contains("norm.weight"), "{error}");
+    assert!(trainer.position().scores.is_empty());
+}
+
+#[test]
+fn an_update_that_is_not_finite_is_not_taken() {
+    let recipe = recall("steps = 5\nbatch = 2\nwarmup = 0", &["delta_net"]);
+    let (task, mut model) = open(&recipe);
+    model.learning_rate = 1e39;
+    let mut trainer = Trainer::new(&task, &recipe.train, &model, 1, &device()).unwrap();
+    let before = weights(trainer.model());
+    let error = trainer.step().unwrap_err();
+    assert!(matches!(error, TrainError::NonFinite { step: Some(1), .. }), "{error}");
+    assert!(error.to_string().contains("an updated weight"), "{error}");
+    assert_eq!((before, 0), (weights(trainer.model()), trainer.position().step));
 }
 
 #[test]

@@ -85,6 +85,43 @@ fn faults_name_line_and_column_and_show_the_line() {
             &["needs the budget `seconds = ...`"],
         ),
         ("\"softmax_attention\"", "\"softmax_atention\"", 23, 0, &["softmax_atention"]),
+        ("warmup = 3", "betas = [0.9, 0.95, 0.99]", 14, 0, &["two numbers"]),
+        ("warmup = 3", "betas = [0.9]", 14, 0, &["two numbers"]),
+        ("steps = 10", "steps = 2_000_000_000", 11, 1, &["too large"]),
+        ("steps = 10", "tokens = 20_000_000_000_000", 11, 1, &["too large"]),
+        ("steps = 10", "seconds = 1e300", 11, 1, &["too large"]),
+        ("name = \"delta\"", "name = \" \"", 26, 1, &["name is empty"]),
+        ("name = \"delta\"", "name = \"a\\u001b[31m\"", 26, 1, &["control character"]),
+        ("name = \"four pairs\"", "name = \"a\\nb\"", 2, 1, &["control character"]),
+        ("heads = 2", "heads = 2\nnorm_eps = 0.0", 20, 1, &["(0, 0.1]"]),
+        ("heads = 2", "heads = 2\nnorm_eps = nan", 20, 1, &["(0, 0.1]"]),
+        ("heads = 2", "heads = 2\nnorm_eps = 1.0", 20, 1, &["(0, 0.1]"]),
+        ("vocab = 64", "vocab = 6", 6, 1, &["vocab is 6"]),
+        ("length = 32", "length = 8", 7, 1, &["length is 8"]),
+        ("pairs = 4", "pairs = 0", 8, 1, &["pairs is 0"]),
+        ("pairs = 4", "pairs = 4\npower = inf", 9, 1, &["power is inf"]),
+        ("width = 16", "width = 0", 17, 1, &["`width` must be at least 1", "17 | width = 0"]),
+        ("heads = 2", "heads = 3", 19, 1, &["heads is 3"]),
+        ("heads = 2", "heads = 2\nhead_dim = 0", 20, 1, &["head_dim"]),
+        ("name = \"delta\"", "name = \"delta\"\nheads = 5", 27, 1, &["heads is 5"]),
+        ("\"softmax_attention\"", "{ kind = \"softmax_attention\", window = 0 }", 23, 41, &["window"]),
+        (
+            "\"softmax_attention\"",
+            "\"softmax_attention\"]\npreset = \"delta_net-tin\" # [",
+            24,
+            1,
+            &["delta_net-tiny"],
+        ),
+        ("[model]", "[compare.quick]\nsteps = 0\n[model]", 17, 1, &["[compare.quick]", "above zero"]),
+        (
+            "[model]",
+            "[compare.quick]\nbatch = 0\n[model]",
+            17,
+            1,
+            &["[compare.quick]", "at least 1 sequence"],
+        ),
+        ("[model]", "[compare.quick]\npairs = 40\n[model]", 17, 1, &["[compare.quick]", "length is 32"]),
+        ("[model]", "[compare]\nquick = { seeds = [] }\n[model]", 17, 11, &["[compare.quick]", "one seed"]),
     ];
     for (from, to, line, column, parts) in cases {
         let error = fault(from, to);
@@ -107,7 +144,9 @@ fn files_that_cannot_be_read_are_named() {
     assert!(Recipe::load(folder.path()).unwrap_err().to_string().contains("read the recipe"));
     let binary = folder.path().join("binary.toml");
     std::fs::write(&binary, [0xff, 0xfe]).unwrap();
-    assert!(Recipe::load(&binary).unwrap_err().to_string().contains("not UTF-8"));
+    std::fs::write(&binary, b"name = \"\xff\"").unwrap();
+    let message = Recipe::load(&binary).unwrap_err().to_string();
+    assert!(message.contains("not UTF-8") && message.contains("0xff at offset 8"), "{message}");
     let good = folder.path().join("good.toml");
     std::fs::write(&good, RECALL.replacen("name = \"four pairs\"", "", 1)).unwrap();
     assert_eq!(Recipe::load(&good).unwrap().name, "good");
@@ -159,6 +198,19 @@ fn quick_and_seed_change_the_recipe_and_say_so() {
 #[test]
 fn an_unknown_preset_is_an_error_with_a_suggestion() {
     let text = RECALL.replacen("mixers = [\"softmax_attention\"]", "preset = \"delta_net-tin\"", 1);
-    let message = Recipe::parse(&text).unwrap().resolve(64).unwrap_err().to_string();
+    let message = Recipe::parse(&text).unwrap_err().to_string();
     assert!(message.contains("delta_net-tiny"), "{message}");
+}
+
+#[test]
+fn long_lines_are_cut_around_the_fault() {
+    let note = "x".repeat(500);
+    let error = fault("warmup = 3", &format!("betas = {{ note = \"{note}\", bad }} # {note}"));
+    let message = error.to_string();
+    let shown: Vec<&str> = message.lines().rev().take(2).collect();
+    assert!(shown.iter().all(|line| line.chars().count() < 140), "{message}");
+    let (_, column) = error.place.unwrap();
+    let caret = shown[0].find('^').unwrap();
+    let fault = error.line.unwrap().chars().nth(column - 1);
+    assert_eq!(shown[1].chars().nth(caret), fault, "{message}");
 }

@@ -54,8 +54,11 @@ impl Cli {
     /// # Errors
     /// What the subcommand returns.
     pub fn run(&self) -> Result<(), CommandError> {
-        self.global.start_threads()?;
         let global = &self.global;
+        global.check_device()?;
+        if !matches!(self.command, Command::Ledger(_) | Command::Rules(_)) {
+            global.start_threads()?;
+        }
         match &self.command {
             Command::Compare(args) => compare::run(args, global),
             Command::Train(args) => train::run(args, global),

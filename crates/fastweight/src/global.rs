@@ -1,10 +1,9 @@
 //! Options every subcommand shares.
 
-use std::num::NonZeroUsize;
-
 use burn::tensor::Device;
 
 use crate::error::CommandError;
+use crate::values::whole;
 
 /// Options every subcommand shares.
 #[derive(Debug, Clone, clap::Args)]
@@ -14,18 +13,23 @@ pub struct Global {
     #[arg(long, global = true)]
     pub json: bool,
     /// Start of every random choice; replaces the seed of a recipe or preset
-    #[arg(long, global = true, value_name = "N")]
+    #[arg(long, global = true, value_name = "N", allow_negative_numbers = true,
+        value_parser = whole::<u64>(0..=u64::MAX))]
     pub seed: Option<u64>,
     /// Show no progress
     #[arg(short, long, global = true)]
     pub quiet: bool,
     /// Threads to compute with [default: one per core]
-    #[arg(long, global = true, value_name = "N")]
-    pub threads: Option<NonZeroUsize>,
+    #[arg(long, global = true, value_name = "N", allow_negative_numbers = true,
+        value_parser = whole::<usize>(1..=MOST_THREADS))]
+    pub threads: Option<usize>,
     /// Where to compute: flex (the CPU), or cuda, vulkan, metal, rocm, wgpu when built with that feature
     #[arg(long, global = true, value_name = "NAME", default_value = "flex")]
     pub device: String,
 }
+
+/// Most threads of the pool; starting many more takes minutes.
+const MOST_THREADS: u64 = 1024;
 
 /// Devices that exist as cargo features of this package.
 const DEVICE_FEATURES: [&str; 5] = ["cuda", "vulkan", "metal", "rocm", "wgpu"];
@@ -37,11 +41,26 @@ impl Global {
     /// [`CommandError::Failure`] when the operating system refuses the threads.
     pub fn start_threads(&self) -> Result<(), CommandError> {
         let Some(threads) = self.threads else { return Ok(()) };
-        rayon::ThreadPoolBuilder::new().num_threads(threads.get()).build_global().map_err(|cause| {
+        rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().map_err(|cause| {
             CommandError::failure(format_args!(
                 "{threads} threads could not be started ({cause}); give --threads a smaller number"
             ))
         })
+    }
+
+    /// Checks that `--device` is a name of a device, whether or not this build holds it.
+    ///
+    /// # Errors
+    /// [`CommandError::Input`] for an unknown name.
+    pub fn check_device(&self) -> Result<(), CommandError> {
+        match self.device.as_str() {
+            "flex" | "cpu" => Ok(()),
+            known if DEVICE_FEATURES.contains(&known) => Ok(()),
+            other => Err(CommandError::input(format_args!(
+                "--device knows flex (the CPU), {}; got {other:?}",
+                DEVICE_FEATURES.join(", ")
+            ))),
+        }
     }
 
     /// The device named by `--device`.
@@ -62,14 +81,10 @@ impl Global {
             "rocm" => present("rocm", || Device::rocm(0)),
             #[cfg(feature = "wgpu")]
             "wgpu" => present("wgpu", || Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
-            known if DEVICE_FEATURES.contains(&known) => Err(CommandError::input(format_args!(
+            known => self.check_device().and(Err(CommandError::input(format_args!(
                 "this build cannot compute on {known:?}; build it with `cargo build --release --features {known}`, \
                  or leave --device out to compute on the CPU"
-            ))),
-            other => Err(CommandError::input(format_args!(
-                "--device knows flex (the CPU), {}; got {other:?}",
-                DEVICE_FEATURES.join(", ")
-            ))),
+            )))),
         }
     }
 }

@@ -8,11 +8,13 @@ mod global;
 mod output;
 mod progress;
 mod training;
+mod values;
 
 use std::panic::{self, PanicHookInfo};
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 use mimalloc::MiMalloc;
 
 /// A training step allocates and frees large tensors; glibc gives their pages back to the system each
@@ -20,12 +22,22 @@ use mimalloc::MiMalloc;
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
+/// Exit code of an argument that does not fit, as `clap` has it.
+const EXIT_USAGE: u8 = 2;
+
 /// Exit code of an internal error, as `sysexits.h` has it (`EX_SOFTWARE`).
 const EXIT_INTERNAL: u8 = 70;
 
 fn main() -> ExitCode {
     panic::set_hook(Box::new(|info| progress::note(internal_error(info))));
-    let cli = cli::Cli::parse();
+    let cli = match cli::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if error.kind() == ErrorKind::InvalidUtf8 => {
+            progress::note(format_args!("error: {}", invalid_utf8()));
+            return ExitCode::from(EXIT_USAGE);
+        }
+        Err(error) => error.exit(),
+    };
     match panic::catch_unwind(move || cli.run()) {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {
@@ -36,6 +48,21 @@ fn main() -> ExitCode {
         }
         Err(_) => ExitCode::from(EXIT_INTERNAL),
     }
+}
+
+/// Names the arguments that are not text.
+fn invalid_utf8() -> String {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let places = arguments.windows(2).filter(|pair| pair[1].to_str().is_none()).map(|pair| {
+        let value = pair[1].to_string_lossy();
+        match pair[0].to_str() {
+            Some(option) if option.starts_with("--") && !value.starts_with('-') => {
+                format!("{option} {value:?}")
+            }
+            _ => format!("{value:?}"),
+        }
+    });
+    format!("not UTF-8 text: {}; convert it to UTF-8", places.collect::<Vec<_>>().join(", "))
 }
 
 fn internal_error(info: &PanicHookInfo<'_>) -> String {

@@ -38,6 +38,13 @@ pub fn json(value: &impl Serialize) -> Result<(), CommandError> {
     line(text)
 }
 
+/// A count with its noun, as in "1 head" and "2 heads".
+pub fn count(number: impl Display, noun: &str) -> String {
+    let number = number.to_string();
+    let plural = if number == "1" { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
 /// An empty table: the first column is text, the others are numbers.
 pub fn table<const COLUMNS: usize>(header: [&str; COLUMNS]) -> Table {
     let mut table = Table::new();

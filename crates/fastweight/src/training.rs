@@ -1,12 +1,13 @@
 //! Shows the events of trainings as progress.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fastweight::train::progress::{Event, Progress as Training};
 use fastweight::train::task::Metric;
 
 use crate::global::Global;
+use crate::output;
 use crate::progress::Progress;
 
 /// Progress of one training or of several, one after the other.
@@ -17,20 +18,15 @@ pub struct TrainingProgress {
     count: usize,
     /// Step and score that were shown last: the final evaluation often repeats one.
     shown: Option<(usize, Option<f64>)>,
+    /// Where results go, until that was said.
+    folder: Option<PathBuf>,
 }
 
 impl TrainingProgress {
-    /// Of trainings that have not begun; scores are in `metric`.
-    pub fn new(global: &Global, title: &str, metric: Metric) -> Self {
-        Self { progress: Progress::new(global, title), metric, index: 0, count: 1, shown: None }
-    }
-
-    /// Says where results go and how to continue.
-    pub fn announce(&self, folder: &Path) {
-        self.say(&format!(
-            "results go to {}; after an interruption the same command continues there",
-            folder.display()
-        ));
+    /// Of trainings that have not begun, with results in `folder`; scores are in `metric`.
+    pub fn new(global: &Global, title: &str, metric: Metric, folder: &Path) -> Self {
+        let progress = Progress::new(global, title);
+        Self { progress, metric, index: 0, count: 1, shown: None, folder: Some(folder.to_path_buf()) }
     }
 
     /// Shows a sentence.
@@ -43,10 +39,16 @@ impl TrainingProgress {
         match event {
             Event::Note(text) => self.progress.say(text),
             Event::Started { model, seed, parameters, index, count } => {
+                if let Some(folder) = self.folder.take() {
+                    self.say(&format!(
+                        "results go to {}; after an interruption the same command continues there",
+                        folder.display()
+                    ));
+                }
                 (self.index, self.count, self.shown) = (index, count, None);
                 let number = if count > 1 { format!(" ({}/{count})", index + 1) } else { String::new() };
                 self.progress.set_title(format!("{model}, seed {seed}{number}"));
-                self.progress.milestone(self.fraction(0.0), None, &format!("{parameters} parameters"));
+                self.progress.milestone(self.fraction(0.0), None, &output::count(parameters, "parameter"));
             }
             Event::Step(training) => {
                 let metric = self.metric;

@@ -171,7 +171,7 @@ fn bad_input_is_refused_and_named() {
         (&["--numbers", "."], 2, &["cannot read ."]),
         (&["--numbers", "file"], 2, &["file", "layout of seed_demo.json", "missing field"]),
         (&["--numbers", "short"], 2, &["short", "same number of tokens"]),
-        (&["half-step", "--out", "file"], 1, &["file", "--out"]),
+        (&["half-step", "--out", "file"], 2, &["is a file, give a folder", "--out"]),
     ] {
         let ran = demo(folder.path(), args);
         assert_eq!(ran.code, Some(code), "{args:?}: {}", ran.stderr);

@@ -145,6 +145,39 @@ fn a_recipe_shows_each_of_its_models() {
     assert_eq!(models[1]["kv_cache_bytes"], json!(0));
 }
 
+/// The ledger accepts what a training accepts.
+#[test]
+fn sizes_that_are_no_model_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for (sizes, words) in [
+        ("width = 16\nlayers = 1000000000\nheads = 2", ["layers", "at most"]),
+        ("width = 9223372036854775807\nlayers = 1\nheads = 2", ["width", "at most"]),
+        ("width = 16\nlayers = 1\nheads = 3", ["heads", "divisor of width = 16"]),
+        ("width = 16\nlayers = 1\nheads = 2\nnorm_eps = -1.0", ["norm_eps", "such as 1e-5"]),
+    ] {
+        let recipe = format!(
+            "[task]\nkind = \"recall\"\nvocab = 64\nlength = 32\npairs = 4\n[train]\nsteps = 1\nbatch = 1\n\
+             learning_rate = 0.001\n[model]\nmixers = [\"delta_net\"]\n{sizes}\n"
+        );
+        fs::write(folder.path().join("recipe.toml"), recipe).unwrap();
+        let ran = run(folder.path(), &["ledger", "recipe.toml"]);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{sizes}: {}", ran.stderr);
+        assert!(words.iter().all(|word| ran.stderr.contains(word)), "{sizes}: {}", ran.stderr);
+    }
+}
+
+#[test]
+fn one_of_something_is_singular() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = "[task]\nkind = \"recall\"\nvocab = 64\nlength = 32\npairs = 4\n[train]\nsteps = 1\nbatch = 1\n\
+                  learning_rate = 0.001\n[model]\nmixers = [\"delta_net\"]\nwidth = 16\nlayers = 1\nheads = 1\n";
+    fs::write(folder.path().join("recipe.toml"), recipe).unwrap();
+    let ran = run(folder.path(), &["ledger", "recipe.toml", "--bytes-per-element", "1", "--tokens", "1"]);
+    for words in ["1 layer,", "1 head,", "1 byte a number", "1 token "] {
+        assert!(ran.stdout.contains(words), "{words}: {}", ran.stdout);
+    }
+}
+
 #[test]
 fn a_run_folder_shows_the_trained_model() {
     let folder = tempfile::tempdir().unwrap();
@@ -186,6 +219,9 @@ fn a_model_that_cannot_be_found_is_named_with_the_nearest() {
         (&["ledger", "empty"], &["empty"]),
         (&["ledger", "broken.toml"], &["broken.toml", "2"]),
         (&["ledger", "delta_net-tiny", "--example"], &["--example"]),
+        (&["ledger", "--example", "--tokens", "0"], &["--example", "--tokens", "cannot be used with"]),
+        (&["ledger", "--tokens", "5"], &["PRESET|RUN|RECIPE"]),
+        (&["ledger", "delta_net-tiny", "--tokens", "-1"], &["--tokens", "'-1'", "0..=68719476736"]),
         (&["ledger", "delta_net-tiny", "--tokens", "99999999999999"], &["--tokens"]),
         (&["ledger", "delta_net-tiny", "--sessions", "0"], &["--sessions"]),
         (&["ledger", "delta_net-tiny", "--bytes-per-element", "0"], &["--bytes-per-element"]),

@@ -7,11 +7,11 @@ use burn::tensor::TensorData;
 use fastweight_memory::parameters;
 use fastweight_models::LanguageModel;
 use safetensors::{Dtype, SafeTensors};
-use serde::Deserialize;
 
 use super::state::{FileEntry, RunState, VERSION};
-use super::{CheckpointError, OPTIMIZER, STATE, WEIGHTS, list};
+use super::{CHECKPOINTS, CheckpointError, OPTIMIZER, STATE, WEIGHTS, list};
 use crate::error::TrainError;
+use crate::run::RECIPE;
 
 /// Differences that an error lists.
 const LISTED: usize = 3;
@@ -35,14 +35,13 @@ pub fn load(folder: &Path) -> Result<Checkpoint, CheckpointError> {
     let path = folder.join(STATE);
     let broken = |reason: String| CheckpointError::Broken { file: path.clone(), reason };
     let text = fs::read_to_string(&path).map_err(|error| broken(format!("cannot be read ({error})")))?;
-    #[derive(Deserialize)]
-    struct Version {
-        version: u32,
-    }
     let damaged = |error: serde_json::Error| broken(format!("is damaged ({error})"));
-    let Version { version } = serde_json::from_str(&text).map_err(damaged)?;
-    if version > VERSION {
-        return Err(CheckpointError::Newer { file: path, found: version });
+    match version(&serde_json::from_str(&text).map_err(damaged)?) {
+        Version::Readable => {}
+        Version::Newer(found) => return Err(CheckpointError::Newer { file: path, found }),
+        Version::Unknown(found) => {
+            return Err(broken(format!("is not a checkpoint of fastweight (its version is {found})")));
+        }
     }
     let state: RunState = serde_json::from_str(&text).map_err(damaged)?;
     if !state.matches(&text) {
@@ -56,24 +55,64 @@ pub fn load(folder: &Path) -> Result<Checkpoint, CheckpointError> {
     Ok(Checkpoint { weights: read(WEIGHTS)?, moments: read(OPTIMIZER)?, folder: folder.to_path_buf(), state })
 }
 
+enum Version {
+    Readable,
+    Newer(String),
+    Unknown(String),
+}
+
+/// What the version in a `state.json` says.
+fn version(state: &serde_json::Value) -> Version {
+    let Some(found) = state.get("version") else { return Version::Unknown("missing".into()) };
+    match (found.as_u64(), found.as_f64()) {
+        (Some(number), _) if (1..=u64::from(VERSION)).contains(&number) => Version::Readable,
+        (Some(number), _) if number > u64::from(VERSION) => Version::Newer(found.to_string()),
+        // Larger than any integer type.
+        (None, Some(number)) if number >= u64::MAX as f64 => Version::Newer(found.to_string()),
+        _ => Version::Unknown(found.to_string()),
+    }
+}
+
 /// The newest checkpoint of `run` that can be used, and a sentence for each newer one that cannot.
 ///
 /// # Errors
-/// There is no checkpoint, none can be used, or one is of a newer format (which is not skipped, since carrying on
-/// from an older one would overwrite it).
+/// There is no such folder or no checkpoint in it, none can be used, or one is of a newer format (which is not skipped,
+/// since carrying on from an older one would overwrite it).
 pub fn newest(run: &Path) -> Result<(Checkpoint, Vec<String>), CheckpointError> {
     let mut skipped = Vec::new();
     for folder in list(run).into_iter().rev() {
         match load(&folder) {
-            Ok(checkpoint) => return Ok((checkpoint, skipped)),
+            Ok(checkpoint) => {
+                let step = checkpoint.state.step;
+                let note = |error: CheckpointError| match error {
+                    CheckpointError::Broken { file, reason } => {
+                        format!(
+                            "the checkpoint file {} {reason}; using the older checkpoint of step {step}",
+                            file.display()
+                        )
+                    }
+                    other => other.to_string(),
+                };
+                return Ok((checkpoint, skipped.into_iter().map(note).collect()));
+            }
             Err(newer @ CheckpointError::Newer { .. }) => return Err(newer),
-            Err(error) => skipped.push(error.to_string()),
+            Err(error) => skipped.push(error),
         }
     }
-    match skipped.into_iter().next() {
-        Some(newest) => Err(CheckpointError::AllBroken { folder: run.to_path_buf(), newest }),
-        None => Err(CheckpointError::None { folder: run.to_path_buf() }),
-    }
+    let folder = run.to_path_buf();
+    Err(match skipped.into_iter().next() {
+        Some(CheckpointError::Broken { file, reason }) => {
+            let newest = format!("{} {reason}", file.display());
+            CheckpointError::AllBroken { folder, newest }
+        }
+        Some(other) => other,
+        None if !run.exists() => CheckpointError::Missing { folder },
+        None if !run.is_dir() => CheckpointError::NotAFolder { folder },
+        None if run.join(CHECKPOINTS).is_dir() || run.join(RECIPE).is_file() => {
+            CheckpointError::None { folder }
+        }
+        None => CheckpointError::NotARun { folder },
+    })
 }
 
 impl Checkpoint {

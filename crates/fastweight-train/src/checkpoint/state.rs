@@ -6,6 +6,7 @@ use std::io;
 use fastweight_models::ModelConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::error::TrainError;
 use crate::recipe::TaskRecipe;
 
 /// Version of the format this program writes, and the newest it reads.
@@ -82,6 +83,21 @@ impl RunState {
         let text = serde_json::to_string_pretty(&blank).map_err(io::Error::other)?;
         let sum = crc32(text.as_bytes());
         Ok(text.replacen(BLANK, &format!("\"checksum\": \"{sum}\""), 1))
+    }
+
+    /// Checks that every score and loss is a number, which JSON could not hold otherwise.
+    pub(super) fn require_finite(&self) -> Result<(), TrainError> {
+        let broken =
+            |values: &[(usize, f64)]| values.iter().find(|(_, x)| !x.is_finite()).map(|(step, _)| *step);
+        let ends = [self.score, self.best_score].into_iter().flatten().all(f64::is_finite);
+        let (what, step) = match (broken(&self.losses), broken(&self.scores)) {
+            (Some(step), _) => ("the loss", step),
+            (None, Some(step)) => ("the score", step),
+            (None, None) if !ends => ("the score", self.step),
+            (None, None) => return Ok(()),
+        };
+        let place = format!("the record of step {step}");
+        Err(TrainError::NonFinite { step: Some(self.step), what, place })
     }
 
     /// Whether `text` is the state it was written as.

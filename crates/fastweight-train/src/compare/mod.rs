@@ -11,6 +11,7 @@ use burn::tensor::Device;
 pub use results::{Entry, RESULTS, Trial};
 pub use table::{Row, Spread, rows};
 
+use crate::diagnose;
 use crate::error::TrainError;
 use crate::evaluate;
 use crate::files::{self, FolderLock};
@@ -99,7 +100,7 @@ pub fn compare(
                         count,
                     });
                     let place = Place { recipe, task: &task, model, seed, more: count - index - 1 };
-                    let entry = place.train(key, device, on_event)?;
+                    let entry = place.train(key, device, on_event).map_err(|error| place.named(error))?;
                     results.append(&entry)?;
                     on_event(Event::Finished { model: &model.name, seed, score: entry.score, reused: false });
                     entry
@@ -126,6 +127,17 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
+    /// `error` with the model and seed that diverged.
+    fn named(&self, error: TrainError) -> TrainError {
+        match error {
+            TrainError::NonFinite { step, what, place } => {
+                let place = format!("{place} of the model {} with seed {}", self.model.name, self.seed);
+                TrainError::NonFinite { step, what, place }
+            }
+            other => other,
+        }
+    }
+
     fn train(
         &self,
         key: String,
@@ -157,21 +169,24 @@ impl Place<'_> {
         })?;
         let position = trainer.position();
         let trained = trainer.model().valid();
+        let at_step = |error| diagnose::at_step(error, position.step);
         Ok(Entry {
             model: model.name.clone(),
             seed,
             score: score.score,
             params: model.parameters,
-            state_bytes: evaluate::state_bytes(&trained, task.vocab(), task.length())?,
+            state_bytes: evaluate::state_bytes(&trained, task.vocab(), task.length()).map_err(at_step)?,
             train_tokens_per_s: position.tokens as f64 / position.seconds.max(f64::MIN_POSITIVE),
-            decode_tokens_per_s: evaluate::decode_tokens_per_s(&trained, task.vocab(), DECODED)?,
+            decode_tokens_per_s: evaluate::decode_tokens_per_s(&trained, task.vocab(), DECODED)
+                .map_err(at_step)?,
             seconds: position.seconds,
             learning_rate: model.learning_rate,
             steps: position.step,
             tokens: position.tokens,
             curve,
             losses,
-            by_pairs: evaluate::recall_by_pairs(&trained, task, recipe.train.eval_batches)?,
+            by_pairs: evaluate::recall_by_pairs(&trained, task, recipe.train.eval_batches)
+                .map_err(at_step)?,
             config: model.config.clone(),
             key,
         })

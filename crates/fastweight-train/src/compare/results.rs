@@ -115,6 +115,14 @@ impl Results {
     }
 
     pub fn append(&mut self, entry: &Entry) -> Result<(), TrainError> {
+        let figures = [entry.score, entry.train_tokens_per_s, entry.decode_tokens_per_s, entry.seconds];
+        let on_the_way = entry.curve.iter().chain(&entry.losses).map(|(_, value)| *value);
+        let by_pairs = entry.by_pairs.iter().map(|(_, value)| *value);
+        if !figures.into_iter().chain(on_the_way).chain(by_pairs).all(f64::is_finite) {
+            // JSON has no such numbers.
+            let place = format!("the result of {} with seed {}", entry.model, entry.seed);
+            return Err(TrainError::NonFinite { step: Some(entry.steps), what: "a figure", place });
+        }
         append_line(&self.folder.join(RESULTS), entry)?;
         self.entries.push(entry.clone());
         Ok(())

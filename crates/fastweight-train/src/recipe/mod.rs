@@ -127,7 +127,7 @@ pub struct TrainRecipe {
     #[serde(default = "default_clip")]
     pub clip: f64,
     /// AdamW's decay rates of the first and second moment.
-    #[serde(default = "default_betas")]
+    #[serde(default = "default_betas", deserialize_with = "two_numbers")]
     pub betas: [f32; 2],
     /// Steps between evaluations; 0 evaluates at the end only.
     #[serde(default)]
@@ -275,6 +275,12 @@ fn default_clip() -> f64 {
 }
 fn default_betas() -> [f32; 2] {
     [0.9, 0.95]
+}
+/// Exactly two numbers; an array type would take the first two of more.
+fn two_numbers<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<[f32; 2], D::Error> {
+    let numbers = Vec::<f32>::deserialize(deserializer)?;
+    let count = numbers.len();
+    numbers.try_into().map_err(|_| serde::de::Error::invalid_length(count, &"two numbers"))
 }
 fn default_eval_batches() -> usize {
     4

@@ -38,10 +38,28 @@ impl fmt::Display for RecipeError {
         }
         if let (Some((number, column)), Some(line)) = (self.place, &self.line) {
             let margin = number.to_string().len();
+            let (line, column) = clipped(line, column);
             write!(f, "\n{number} | {line}\n{:margin$} | {:>column$}", "", "^")?;
         }
         Ok(())
     }
+}
+
+/// Characters of a line that are shown.
+const SHOWN: usize = 120;
+
+/// The part of `line` around `column`, with control characters as spaces, and the column in that part.
+fn clipped(line: &str, column: usize) -> (String, usize) {
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let count = line.chars().count();
+    if count <= SHOWN {
+        return (line.chars().map(plain).collect(), column);
+    }
+    let start = column.saturating_sub(SHOWN / 2).min(count - SHOWN);
+    let part: String = line.chars().skip(start).take(SHOWN).map(plain).collect();
+    let before = if start > 0 { "..." } else { "" };
+    let after = if start + SHOWN < count { "..." } else { "" };
+    (format!("{before}{part}{after}"), column - start + before.len())
 }
 
 impl Recipe {
@@ -51,12 +69,21 @@ impl Recipe {
     /// The file cannot be read, is not TOML, or is not a valid recipe.
     pub fn load(path: &Path) -> Result<Recipe, TrainError> {
         let bytes = std::fs::read(path).map_err(|source| TrainError::io("read the recipe", path, source))?;
-        let text = String::from_utf8(bytes).map_err(|_| RecipeError {
-            path: Some(path.to_path_buf()),
-            place: None,
-            line: None,
-            message: "the file is not UTF-8 text; a recipe is a TOML file".into(),
-            help: None,
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let offset = error.utf8_error().valid_up_to();
+            let bytes = error.as_bytes();
+            let line = bytes[..offset].iter().filter(|&&b| b == b'\n').count() + 1;
+            let byte = bytes.get(offset).copied().unwrap_or_default();
+            RecipeError {
+                path: Some(path.to_path_buf()),
+                place: None,
+                line: None,
+                message: format!(
+                    "the file is not UTF-8 text: byte 0x{byte:02x} at offset {offset} (line {line}) begins no valid \
+                     character; a recipe is a TOML file"
+                ),
+                help: None,
+            }
         })?;
         let mut recipe = Recipe::parse(&text).map_err(|mut error| {
             error.path = Some(path.to_path_buf());
@@ -80,9 +107,7 @@ impl Recipe {
             located(text, error.span().map(|span| span.start), message, help)
         })?;
         recipe.source = text.to_string();
-        recipe.validate().map_err(|fault| {
-            located(text, find_key(text, &fault.section, &fault.key), fault.message, fault.help)
-        })?;
+        recipe.validate_all().map_err(|fault| fault.at(text))?;
         Ok(recipe)
     }
 }
@@ -94,11 +119,19 @@ pub(super) struct Fault {
     pub key: String,
     pub message: String,
     pub help: Option<String>,
+    /// Key that holds the offending one when no line has it, as `mixers` does.
+    pub inside: Option<&'static str>,
 }
 
 impl Fault {
+    /// The fault with its place in `text`.
+    pub fn at(self, text: &str) -> RecipeError {
+        let offset = find(text, &self);
+        located(text, offset, self.message, self.help)
+    }
+
     pub fn new(section: &str, key: &str, message: impl Into<String>) -> Self {
-        Fault { section: section.into(), key: key.into(), message: message.into(), help: None }
+        Fault { section: section.into(), key: key.into(), message: message.into(), help: None, inside: None }
     }
 }
 
@@ -113,36 +146,80 @@ fn located(text: &str, offset: Option<usize>, message: String, help: Option<Stri
     RecipeError { path: None, place, line, message, help }
 }
 
-/// Byte offset of `key = ...` inside `[section]` (`models.1` is the second `[[models]]`), else of the
-/// section's header, else none. Sees one key a line, which is how recipes are written.
-fn find_key(text: &str, section: &str, key: &str) -> Option<usize> {
-    let (name, mut skip) = match section.split_once('.') {
-        Some((name, index)) => (name, index.parse().unwrap_or(0)),
-        None => (section, 0usize),
-    };
-    let mut inside = name.is_empty();
-    let mut header = None;
-    let mut offset = 0;
-    for line in text.split_inclusive('\n') {
-        let indent = line.len() - line.trim_start().len();
-        let trimmed = line.trim();
-        if trimmed.starts_with('[') {
-            if header.is_some() {
-                return header;
-            }
-            inside = trimmed.trim_matches(['[', ']']).trim() == name;
-            if inside && skip > 0 {
-                skip -= 1;
-                inside = false;
-            } else if inside {
-                header = Some(offset + indent);
-            }
-        } else if inside && trimmed.split(['=', '.']).next().is_some_and(|k| k.trim() == key) {
-            return Some(offset + indent);
-        }
-        offset += line.len();
+/// Byte offset of the key at fault: in its own section, else (for a model) in the shared `[model]`; else that of the
+/// key it stands inside; else that of the section's header.
+fn find(text: &str, fault: &Fault) -> Option<usize> {
+    let mut places = vec![Section::of(text, &fault.section)];
+    if fault.section.starts_with("models.") {
+        places.push(Section::of(text, "model"));
     }
-    header
+    if fault.section == "compare.quick" {
+        places.push(Section::of(text, "compare"));
+    }
+    let keys = [Some(fault.key.as_str()), fault.inside];
+    let found = keys.into_iter().flatten().find_map(|key| places.iter().find_map(|place| place.key(key)));
+    found.or_else(|| places.iter().find_map(|place| place.header))
+}
+
+/// The lines of a section, with the offset of each.
+struct Section<'t> {
+    header: Option<usize>,
+    lines: Vec<(usize, &'t str)>,
+}
+
+impl<'t> Section<'t> {
+    /// The section `[name]` with those below it; `models.1` is the second `[[models]]`, an empty name the top.
+    fn of(text: &'t str, section: &str) -> Self {
+        let numbered = section.split_once('.').and_then(|(name, index)| Some((name, index.parse().ok()?)));
+        let (name, mut skip) = numbered.unwrap_or((section, 0usize));
+        let mut inside = name.is_empty();
+        let mut found = Section { header: None, lines: Vec::new() };
+        let mut offset = 0;
+        for line in text.split_inclusive('\n') {
+            let trimmed = line.trim_start();
+            if let Some(title) = title(trimmed) {
+                let below = title.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'));
+                inside = inside && below && !name.is_empty();
+                if title == name && skip > 0 {
+                    skip -= 1;
+                } else if title == name && found.header.is_none() {
+                    inside = true;
+                    found.header = Some(offset + line.len() - trimmed.len());
+                }
+            } else if inside {
+                found.lines.push((offset, line));
+            }
+            offset += line.len();
+        }
+        found
+    }
+
+    /// Offset of `key = ...`: at the start of a line, else within one.
+    fn key(&self, key: &str) -> Option<usize> {
+        let starts = self.lines.iter().find_map(|(offset, line)| {
+            let trimmed = line.trim_start();
+            let name = trimmed.split(['=', '.']).next()?.trim().trim_matches(['"', '\'']);
+            (name == key).then_some(offset + line.len() - trimmed.len())
+        });
+        starts.or_else(|| self.lines.iter().find_map(|(offset, line)| Some(offset + within(line, key)?)))
+    }
+}
+
+/// The name in a line `[name]` or `[[name]]`.
+fn title(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix('[')?;
+    let name = rest.strip_prefix('[').unwrap_or(rest).split(']').next()?.trim();
+    let plain = |c: char| c.is_alphanumeric() || "._- \"".contains(c);
+    (!name.is_empty() && name.chars().all(plain) && line.contains(']')).then_some(name)
+}
+
+/// Offset of `key =` in `line`, as in `{ key = 1 }`, before any comment.
+fn within(line: &str, key: &str) -> Option<usize> {
+    let code = line.split('#').next().unwrap_or(line);
+    let word = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+    code.match_indices(key)
+        .map(|(at, _)| at)
+        .find(|&at| !code[..at].ends_with(word) && code[at + key.len()..].trim_start().starts_with('='))
 }
 
 /// "did you mean" for messages of the form ``unknown field `x`, expected one of `a`, `b` ``.

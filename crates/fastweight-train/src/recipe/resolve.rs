@@ -1,15 +1,23 @@
 //! Validation, and from a recipe to model configurations with matched parameter counts.
 
-use fastweight_models::{ModelConfig, presets};
+use fastweight_memory::MemoryError;
+use fastweight_models::{ModelConfig, ModelError, presets};
+use fastweight_tasks::TaskError;
+use fastweight_tasks::recall::RecallConfig;
 use serde::{Deserialize, Serialize};
 
 use super::parse::Fault;
-use super::{MatchBy, ModelRecipe, Recipe, TaskKind, TrainRecipe, Warmup};
+use super::{MatchBy, ModelRecipe, Recipe, TaskKind, TaskRecipe, TrainRecipe, Warmup};
 use crate::checkpoint::crc32;
 use crate::error::TrainError;
 
 /// Parameter counts that differ by less than this share count as matched.
 pub const PARAMETER_TOLERANCE: f64 = 0.05;
+
+/// Largest budgets; anything above is a slip.
+const MOST_STEPS: usize = 1_000_000_000;
+const MOST_TOKENS: u64 = 10_000_000_000_000;
+const MOST_SECONDS: f64 = 1e8;
 
 /// How a model's parameter count relates to the first model's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,11 +49,18 @@ pub struct ResolvedModel {
 }
 
 impl Recipe {
-    /// The recipe with the changes of `[compare] quick` made.
+    /// The recipe with the changes of `[compare.quick]` made.
     ///
     /// # Errors
     /// The changed recipe is not valid.
-    pub fn quick(mut self) -> Result<Recipe, TrainError> {
+    pub fn quick(self) -> Result<Recipe, TrainError> {
+        self.validate_quick().map_err(|fault| fault.at(&self.source))?;
+        let mut changed = self.with_quick();
+        changed.changes.push("the changes of [compare.quick]".into());
+        Ok(changed)
+    }
+
+    fn with_quick(mut self) -> Recipe {
         let quick = self.compare.quick.clone();
         let train = &mut self.train;
         if quick.steps.is_some() {
@@ -56,17 +71,40 @@ impl Recipe {
         train.eval_every = quick.eval_every.unwrap_or(train.eval_every);
         train.eval_batches = quick.eval_batches.unwrap_or(train.eval_batches);
         train.seeds = quick.seeds.unwrap_or_else(|| train.seeds.clone());
-        self.changes.push("the changes of [compare] quick".into());
         self.task.length = quick.length.or(self.task.length);
         self.task.pairs = quick.pairs.or(self.task.pairs);
-        self.validate().map_err(|fault| super::RecipeError {
-            path: None,
-            place: None,
-            line: None,
-            message: format!("with the changes of [compare] quick, {}: {}", fault.key, fault.message),
-            help: fault.help,
-        })?;
-        Ok(self)
+        self
+    }
+
+    /// Checks the recipe with and without the changes of `[compare.quick]`.
+    pub(super) fn validate_all(&self) -> Result<(), Fault> {
+        self.validate()?;
+        self.validate_quick()
+    }
+
+    fn validate_quick(&self) -> Result<(), Fault> {
+        let quick = &self.compare.quick;
+        self.clone().with_quick().validate().map_err(|fault| {
+            let given = [
+                ("steps", quick.steps.is_some()),
+                ("batch", quick.batch.is_some()),
+                ("seeds", quick.seeds.is_some()),
+                ("eval_every", quick.eval_every.is_some()),
+                ("eval_batches", quick.eval_batches.is_some()),
+                ("length", quick.length.is_some()),
+                ("pairs", quick.pairs.is_some()),
+            ];
+            let given = || given.iter().filter(|(_, given)| *given).map(|(key, _)| *key);
+            // A size that is wrong together with another one is shown where the quick run changes it.
+            let key = given()
+                .find(|key| *key == fault.key)
+                .or_else(|| given().rfind(|_| fault.section == "task"))
+                .unwrap_or("quick");
+            Fault {
+                message: format!("[compare.quick]: {}", fault.message),
+                ..Fault::new("compare.quick", key, "")
+            }
+        })
     }
 
     /// The recipe with `seed` in place of its seeds.
@@ -148,7 +186,10 @@ impl Recipe {
         Ok(resolved)
     }
 
-    pub(super) fn validate(&self) -> Result<(), Fault> {
+    fn validate(&self) -> Result<(), Fault> {
+        if self.name.chars().any(char::is_control) {
+            return Err(Fault::new("", "name", "the name holds a control character, such as a line break"));
+        }
         self.validate_task()?;
         self.train.validate()?;
         match (self.compare.match_by, self.match_by()) {
@@ -178,14 +219,15 @@ impl Recipe {
 
     fn validate_models(&self) -> Result<(), Fault> {
         if self.models.is_empty() {
-            return self.model.validate("model");
+            self.model.validate("model")?;
+            return self.model.validate_config("model", self.assumed_vocab());
         }
         let mut names: Vec<String> = Vec::new();
         for (index, entry) in self.models.iter().enumerate() {
             let section = format!("models.{index}");
             let fields = entry.over(&self.model);
             fields.validate(&section)?;
-            let Some(name) = fields.name.or(fields.preset) else {
+            let Some(name) = fields.name.clone().or_else(|| fields.preset.clone()) else {
                 return Err(Fault::new(&section, "mixers", "this model has no `name`"));
             };
             if names.contains(&name) {
@@ -202,9 +244,15 @@ impl Recipe {
                     format!("{rate} is not a positive number"),
                 ));
             }
+            fields.validate_config(&section, self.assumed_vocab())?;
             names.push(name);
         }
         Ok(())
+    }
+
+    /// The vocabulary as far as the recipe says it; a tokenizer's is known when it is opened.
+    fn assumed_vocab(&self) -> usize {
+        self.task.vocab.unwrap_or(256)
     }
 
     fn validate_task(&self) -> Result<(), Fault> {
@@ -252,7 +300,31 @@ impl Recipe {
         if task.held_out.is_some_and(|share| !(share > 0.0 && share < 1.0)) {
             return Err(Fault::new("task", "held_out", "expected a fraction in (0, 1), such as 0.05"));
         }
-        Ok(())
+        if task.context == Some(0) {
+            return Err(Fault::new("task", "context", "expected at least 1 token in a training window"));
+        }
+        match task.recall().map(|config| config.validate()) {
+            Some(Err(TaskError::Setting { setting, found, expected, advice, .. })) => Err(Fault::new(
+                "task",
+                setting,
+                format!("{setting} is {found}, expected {expected}; {advice}"),
+            )),
+            Some(Err(other)) => Err(Fault::new("task", "kind", other.to_string())),
+            Some(Ok(())) | None => Ok(()),
+        }
+    }
+}
+
+impl TaskRecipe {
+    /// The sizes of a recall task.
+    pub(crate) fn recall(&self) -> Option<RecallConfig> {
+        if self.kind != TaskKind::Recall {
+            return None;
+        }
+        let mut config = RecallConfig::new(self.vocab?, self.length?, self.pairs?);
+        config.power = self.power.unwrap_or(config.power);
+        config.filler = self.filler.unwrap_or_default();
+        Some(config)
     }
 }
 
@@ -274,6 +346,13 @@ impl TrainRecipe {
         }
         if self.steps == Some(0) || self.tokens == Some(0) || self.seconds.is_some_and(|s| !positive(s)) {
             return fault(given[0], "the budget must be above zero");
+        }
+        if self.steps.is_some_and(|steps| steps > MOST_STEPS)
+            || self.tokens.is_some_and(|tokens| tokens > MOST_TOKENS)
+            || self.seconds.is_some_and(|seconds| seconds > MOST_SECONDS)
+        {
+            let message = "the budget is too large: at most 1e9 steps, 1e13 tokens or 1e8 seconds";
+            return fault(given[0], message);
         }
         let checks = [
             ("batch", self.batch >= 1, "expected at least 1 sequence"),
@@ -328,8 +407,43 @@ impl ModelRecipe {
         }
     }
 
+    /// Whether the fields describe a model that can be built with `vocab` token ids.
+    fn validate_config(&self, section: &str, vocab: usize) -> Result<(), Fault> {
+        let fault = |key: &str, message: String| Err(Fault::new(section, key, message));
+        let config = match self.config(vocab) {
+            Ok(config) => config,
+            Err(error) => return fault("preset", error.to_string()),
+        };
+        match config.validate() {
+            Ok(()) => Ok(()),
+            Err(ModelError::Setting { setting, found, expected }) => {
+                // A size that is not given follows from the width.
+                let key =
+                    if setting == "mlp_hidden" && self.mlp_hidden.is_none() { "width" } else { setting };
+                fault(key, format!("{setting} is {found}, expected {expected}"))
+            }
+            Err(error @ ModelError::Layer { source: MemoryError::Setting { setting, .. }, .. }) => {
+                let key = if setting == "head_dim" && self.head_dim.is_none() { "heads" } else { setting };
+                Err(Fault { inside: Some("mixers"), ..Fault::new(section, key, error.to_string()) })
+            }
+            Err(error) => fault("mixers", error.to_string()),
+        }
+    }
+
     /// Whether the fields are enough for a model.
     fn validate(&self, section: &str) -> Result<(), Fault> {
+        if let Some(name) = &self.name {
+            if name.trim().is_empty() {
+                return Err(Fault::new(section, "name", "the model's name is empty"));
+            }
+            if name.chars().any(char::is_control) {
+                let message = "the model's name holds a control character, such as a line break";
+                return Err(Fault::new(section, "name", message));
+            }
+        }
+        if self.norm_eps.is_some_and(|eps| !(eps > 0.0 && eps <= 0.1)) {
+            return Err(Fault::new(section, "norm_eps", "expected a number in (0, 0.1], such as 1e-5"));
+        }
         if self.preset.is_some() {
             return Ok(());
         }

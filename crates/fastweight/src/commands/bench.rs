@@ -2,7 +2,6 @@
 
 mod cases;
 
-use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
@@ -10,10 +9,12 @@ use fastweight::ops::OpError;
 use fastweight::ops::kernel::InstructionSet;
 use serde::Serialize;
 
+use crate::commands::limits::{self, Part};
 use crate::error::CommandError;
 use crate::global::Global;
 use crate::output;
 use crate::progress::{self, Progress};
+use crate::values::whole;
 use cases::{Gate, Operator, Sequence, Shape, Step};
 
 const EXAMPLE: &str = "\
@@ -33,25 +34,32 @@ pub struct Args {
     #[arg(value_enum)]
     operators: Vec<Operator>,
     /// Sequences in the batch
-    #[arg(long, value_name = "N", default_value = "4")]
-    batch: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "4", allow_negative_numbers = true,
+        value_parser = whole::<usize>(1..=u64::MAX))]
+    batch: usize,
     /// Tokens in a sequence
-    #[arg(long, value_name = "N", default_value = "2048")]
-    time: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "2048", allow_negative_numbers = true,
+        value_parser = whole::<usize>(1..=u64::MAX))]
+    time: usize,
     /// Heads
-    #[arg(long, value_name = "N", default_value = "4")]
-    heads: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "4", allow_negative_numbers = true,
+        value_parser = whole::<usize>(1..=u64::MAX))]
+    heads: usize,
     /// Key dimension of a head
-    #[arg(long, value_name = "N", default_value = "64")]
-    key: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "64", allow_negative_numbers = true,
+        value_parser = whole::<usize>(1..=u64::MAX))]
+    key: usize,
     /// Value dimension of a head
-    #[arg(long, value_name = "N", default_value = "64")]
-    value: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "64", allow_negative_numbers = true,
+        value_parser = whole::<usize>(1..=u64::MAX))]
+    value: usize,
     /// Sequences that take one step together
-    #[arg(long, value_name = "N", default_value = "64")]
-    sessions: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "64", allow_negative_numbers = true,
+        value_parser = whole::<usize>(1..=u64::MAX))]
+    sessions: usize,
     /// Milliseconds to spend on each figure
-    #[arg(long, value_name = "MS", default_value_t = 500)]
+    #[arg(long, value_name = "MS", default_value_t = 500, allow_negative_numbers = true,
+        value_parser = whole::<u64>(0..=600_000))]
     spend: u64,
 }
 
@@ -79,12 +87,12 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let device = global.device()?;
     device.seed(global.seed.unwrap_or(0));
     let shape = Shape {
-        batch: args.batch.get(),
-        time: args.time.get(),
-        heads: args.heads.get(),
-        key: args.key.get(),
-        value: args.value.get(),
-        sessions: args.sessions.get(),
+        batch: args.batch,
+        time: args.time,
+        heads: args.heads,
+        key: args.key,
+        value: args.value,
+        sessions: args.sessions,
     };
     check(&shape)?;
     let all = <Operator as clap::ValueEnum>::value_variants();
@@ -148,8 +156,26 @@ fn check(shape: &Shape) -> Result<(), CommandError> {
         Some(sizes) => Err(CommandError::input(format_args!(
             "a tensor of {sizes:?} numbers is more than the {MOST} that bench allocates; choose smaller sizes"
         ))),
-        None => Ok(()),
+        None => limits::refuse_memory("bench", &needed(shape)),
     }
+}
+
+/// Arguments, results and gradients of one operator, and what it saves.
+fn needed(shape: &Shape) -> [Part; 2] {
+    let Shape { batch, time, heads, key, value, sessions } = *shape;
+    let numbers = |sizes: &[usize]| sizes.iter().map(|size| *size as f64).product::<f64>() * 4.0;
+    let sequences = 2.0 * numbers(&[batch, time, heads, 2 * key + value]);
+    let cache = numbers(&[sessions, time, heads, key + value]);
+    let states =
+        limits::chunk_states(batch, time, heads, key, value) + numbers(&[2, sessions, heads, key, value]);
+    [
+        Part { name: "sequences", bytes: sequences.max(cache), lower: "batch, time, sessions or heads" },
+        Part {
+            name: "matrix states",
+            bytes: states + limits::workspace(key, value),
+            lower: "key, value, heads or sessions (choose smaller sizes)",
+        },
+    ]
 }
 
 fn table(timings: &[Timing], shape: &Shape, state_copy_ms: f64, global: &Global) -> String {
@@ -164,12 +190,14 @@ fn table(timings: &[Timing], shape: &Shape, state_copy_ms: f64, global: &Global)
     }
     let Shape { batch, time, heads, key, value, sessions } = *shape;
     format!(
-        "batch {batch}, time {time}, heads {heads}, key {key}, value {value}; step: one token of {sessions} sessions\n\
-         device {}, {} instructions, {} threads\n{table}\n\
-         copying the matrix states of {sessions} sessions takes {} ms",
+        "batch {batch}, time {time}, heads {heads}, key {key}, value {value}; step: one token of {}\n\
+         device {}, {} instructions, {}\n{table}\n\
+         copying the matrix states of {} takes {} ms",
+        output::count(sessions, "session"),
         global.device,
         instruction_set(),
-        rayon::current_num_threads(),
+        output::count(rayon::current_num_threads(), "thread"),
+        output::count(sessions, "session"),
         milliseconds(state_copy_ms),
     )
 }

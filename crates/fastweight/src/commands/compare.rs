@@ -12,6 +12,7 @@ use crate::error::CommandError;
 use crate::global::Global;
 use crate::output;
 use crate::training::TrainingProgress;
+use crate::values::refuse_file;
 
 const EXAMPLE: &str = "\
 Every model is trained with every seed, one after the other. Finished trainings are kept in the
@@ -62,8 +63,8 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     }
     let options =
         Options { folder: args.out.clone().unwrap_or(folder), data: args.data.clone(), restart: args.fresh };
-    let mut progress = TrainingProgress::new(global, &recipe.name, metric(&recipe));
-    progress.announce(&options.folder);
+    refuse_file(&options.folder)?;
+    let mut progress = TrainingProgress::new(global, &recipe.name, metric(&recipe), &options.folder);
     let comparison = compare::compare(&recipe, &options, &device, &mut |event| progress.show(event));
     progress.finish();
     let comparison = comparison.map_err(CommandError::train)?;
@@ -128,7 +129,10 @@ fn parameters(comparison: &Comparison) -> String {
         (0, _) => {
             format!("parameter counts are matched within 5% ({adjusted} by changing the width of the MLP)")
         }
-        _ => format!("the parameter counts of {apart} models are not matched"),
+        _ => format!("the parameter counts of {} are not matched", output::count(apart, "model")),
     };
-    format!("{matched}; state bytes are for one sequence of {} tokens{spread}", comparison.length)
+    format!(
+        "{matched}; state bytes are for one sequence of {}{spread}",
+        output::count(comparison.length, "token")
+    )
 }

@@ -18,6 +18,7 @@ use crate::commands::ledger;
 use crate::error::CommandError;
 use crate::global::Global;
 use crate::output;
+use crate::values::refuse_file;
 use check::{Check, Expected, Experiment};
 use numbers::Numbers;
 
@@ -98,6 +99,9 @@ struct Figure {
 /// [`CommandError::Input`] for a file of numbers that does not fit, or an unknown device.
 pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let device = global.device()?;
+    if !args.no_figures {
+        refuse_file(&args.out)?;
+    }
     let numbers = Numbers::load(args.numbers.as_deref())?;
     let names =
         if args.experiments.is_empty() { Name::value_variants() } else { args.experiments.as_slice() };

@@ -14,6 +14,7 @@ use crate::error::CommandError;
 use crate::global::Global;
 use crate::output;
 use crate::progress::{self, Progress};
+use crate::values::whole;
 
 const EXAMPLE: &str = "\
 Recall is scored by accuracy on rows the model was not trained on, text by bits per byte of the part
@@ -36,7 +37,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
     /// Batches to score on; 0 for all of a text [default: 16 for recall, 0 for text]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>(0..=1 << 20))]
     batches: Option<usize>,
 }
 
@@ -80,16 +81,16 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
         }));
     }
     output::line(format_args!(
-        "{}, seed {}, step {}: {} {:.4} over {} tokens",
+        "{}, seed {}, step {}: {} {:.4} over {}",
         loaded.state.name,
         loaded.state.seed,
         loaded.state.step,
         score.metric.name(),
         score.score,
-        score.scored
+        output::count(score.scored, "token")
     ))?;
     for (pairs, accuracy) in by_pairs {
-        output::line(format_args!("{pairs:>6} pairs: {accuracy:.4}"))?;
+        output::line(format_args!("{:>12}: {accuracy:.4}", output::count(pairs, "pair")))?;
     }
     Ok(())
 }
@@ -103,8 +104,26 @@ fn task(args: &Args, loaded: &Loaded, global: &Global) -> Result<Task, CommandEr
     let path = Path::new(name);
     if path.exists() || path.extension().is_some_and(|extension| extension == "toml") {
         let recipe = load(path, data, global)?;
+        refuse_kind(args, loaded, recipe.task.kind)?;
         return Task::open(&recipe.task, data).map_err(CommandError::train);
     }
     refuse_data(TaskKind::Recall, data)?;
-    recall::by_name(name).map(Task::Recall).map_err(CommandError::input)
+    let preset = recall::by_name(name).map_err(CommandError::input)?;
+    refuse_kind(args, loaded, TaskKind::Recall)?;
+    Ok(Task::Recall(preset))
+}
+
+/// Refuses a task of another kind than the one the model was trained on: its token ids mean something else.
+fn refuse_kind(args: &Args, loaded: &Loaded, kind: TaskKind) -> Result<(), CommandError> {
+    let trained = loaded.state.task.kind;
+    if kind == trained {
+        return Ok(());
+    }
+    Err(CommandError::input(format_args!(
+        "{} was trained on {}, the task {} is {}; choose a task of the kind it was trained on",
+        args.run.display(),
+        trained.name(),
+        args.task.as_deref().unwrap_or_default(),
+        kind.name()
+    )))
 }

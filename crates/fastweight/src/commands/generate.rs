@@ -13,6 +13,7 @@ use crate::error::CommandError;
 use crate::global::Global;
 use crate::output;
 use crate::progress;
+use crate::values::whole;
 
 const EXAMPLE: &str = "\
 The prompt comes from --prompt, --prompt-file or standard input. Only the continuation is written,
@@ -35,13 +36,14 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
     /// Tokens to write
-    #[arg(long, value_name = "N", default_value_t = 200)]
+    #[arg(long, value_name = "N", default_value_t = 200, allow_negative_numbers = true,
+        value_parser = whole::<usize>(0..=1 << 40))]
     tokens: usize,
     /// Divides the logits: lower is more predictable, 0 always takes the most likely token
-    #[arg(long, value_name = "X", default_value_t = 0.8)]
+    #[arg(long, value_name = "X", default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f64,
     /// Draw only from the most likely tokens that together have this probability
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     top_p: f64,
 }
 

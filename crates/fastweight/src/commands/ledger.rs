@@ -9,9 +9,11 @@ use fastweight::models::{self, ModelConfig, StateBytes};
 use fastweight::train::{Recipe, checkpoint};
 use serde::Serialize;
 
+use crate::commands::limits;
 use crate::error::CommandError;
 use crate::global::Global;
-use crate::output;
+use crate::output::{self, count};
+use crate::values::whole;
 
 const HELP: &str = "\
 A session holds a fixed state in every recurrent layer, and keys and values of the tokens read (the
@@ -39,17 +41,19 @@ pub struct Args {
     #[arg(value_name = "PRESET|RUN|RECIPE")]
     model: Option<String>,
     /// One 64 wide head: keys and values of 65,536 tokens beside a fixed state
-    #[arg(long, conflicts_with = "model")]
+    #[arg(long, conflicts_with_all = ["model", "tokens", "sessions"])]
     example: bool,
     /// Tokens each session has read, one or several numbers
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1024,8192,65536",
-        value_parser = clap::value_parser!(u64).range(0..=MOST_TOKENS))]
+        allow_negative_numbers = true, requires = "model", value_parser = whole::<u64>(0..=MOST_TOKENS))]
     tokens: Vec<u64>,
     /// Sessions held at the same time
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, requires = "model",
+        value_parser = whole::<u32>(1..=u32::MAX.into()))]
     sessions: u32,
     /// Bytes of a number; sessions of this build hold float32, 4 bytes
-    #[arg(long, value_name = "N", default_value_t = FLOAT32, value_parser = clap::value_parser!(u64).range(1..=16))]
+    #[arg(long, value_name = "N", default_value_t = FLOAT32, allow_negative_numbers = true,
+        value_parser = whole::<u64>(1..=16))]
     bytes_per_element: u64,
 }
 
@@ -125,7 +129,11 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let Some(name) = args.model.as_deref().filter(|_| !args.example) else {
         return print_example(scaled, global.json);
     };
-    for (name, config) in find(name)? {
+    let models = find(name)?;
+    for (name, config) in &models {
+        config.validate().map_err(|error| CommandError::input(format_args!("{name}: {error}")))?;
+    }
+    for (name, config) in models {
         let entries: Vec<Entry> =
             args.tokens.iter().map(|&tokens| entry(&name, &config, tokens as usize, args)).collect();
         if global.json {
@@ -150,6 +158,7 @@ fn find(name: &str) -> Result<Vec<(String, ModelConfig)>, CommandError> {
     }
     if path.is_file() {
         let recipe = Recipe::load(path).map_err(CommandError::input)?;
+        limits::check_sizes(&recipe)?;
         // The vocabulary, unknown for a text without its data, is not part of a session.
         let models = recipe.resolve(recipe.task.vocab.unwrap_or(256)).map_err(CommandError::input)?;
         return Ok(models.into_iter().map(|model| (model.name, model.config)).collect());
@@ -223,7 +232,7 @@ fn table(config: &ModelConfig, entries: &[Entry]) -> String {
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
     // No lines between rows.
     table.remove_style(TableComponent::HorizontalLines).remove_style(TableComponent::MiddleIntersections);
-    let lengths = entries.iter().map(|entry| format!("{} tokens", grouped(entry.tokens as u128)));
+    let lengths = entries.iter().map(|entry| count(grouped(entry.tokens as u128), "token"));
     table.set_header(["layer".into(), "mixer".into(), "held".into()].into_iter().chain(lengths));
     let mut row = |labels: [String; 3], cell: &dyn Fn(&Entry) -> String| {
         table.add_row(labels.into_iter().chain(entries.iter().map(cell)));
@@ -254,8 +263,11 @@ fn table(config: &ModelConfig, entries: &[Entry]) -> String {
     }
     let LayerContext { width, heads, head_dim, value_dim, layers, .. } = config.context(0);
     format!(
-        "{}: {layers} layers, width {width}, {heads} heads, keys {head_dim} and values {value_dim} wide, {} bytes a number\n{table}\n",
-        first.model, first.bytes_per_element
+        "{}: {}, width {width}, {}, keys {head_dim} and values {value_dim} wide, {} a number\n{table}\n",
+        first.model,
+        count(layers, "layer"),
+        count(heads, "head"),
+        count(first.bytes_per_element, "byte"),
     )
 }
 

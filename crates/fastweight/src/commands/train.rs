@@ -14,6 +14,7 @@ use crate::error::CommandError;
 use crate::global::Global;
 use crate::output;
 use crate::training::TrainingProgress;
+use crate::values::refuse_file;
 
 const EXAMPLE: &str = "\
 A run folder that holds checkpoints of the same recipe and data is continued: after an interruption
@@ -23,7 +24,7 @@ Example:
   fastweight train recipes/text.toml --data bible.txt --out runs/bible
   fastweight generate runs/bible --prompt \"In the beginning\"
 
-With --json every evaluation is one line, the summary the last.";
+With --json every evaluation is one line, the final one with \"final\": true, the summary the last.";
 
 /// Arguments of `fastweight train`.
 #[derive(Debug, clap::Args)]
@@ -51,19 +52,23 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let recipe = load(&args.recipe, args.data.as_deref(), global)?;
     let folder = args.out.clone().unwrap_or_else(|| folder_of(&recipe));
     let options = Options { folder, data: args.data.clone(), restart: args.fresh };
-    let mut progress = TrainingProgress::new(global, &recipe.name, metric(&recipe));
-    progress.announce(&options.folder);
+    refuse_file(&options.folder)?;
+    let mut progress = TrainingProgress::new(global, &recipe.name, metric(&recipe), &options.folder);
     if recipe.models.len() > 1 {
         progress.say("the recipe has several models; the first is trained, `fastweight compare` trains all");
     }
     let mut written = Ok(());
+    let mut evaluations = Evaluations::default();
     let summary = run::train(&recipe, &options, &device, &mut |event| {
         if global.json && written.is_ok() {
-            written = report_evaluation(&event);
+            written = evaluations.report(&event);
         }
         progress.show(event);
     });
     progress.finish();
+    if global.json && written.is_ok() {
+        written = evaluations.finish(false);
+    }
     let summary = summary.map_err(CommandError::train)?;
     written?;
     if global.json {
@@ -118,12 +123,36 @@ pub fn metric(recipe: &Recipe) -> Metric {
     }
 }
 
-fn report_evaluation(event: &Event<'_>) -> Result<(), CommandError> {
-    let Event::Evaluated(at) = event else { return Ok(()) };
-    output::json(&json!({
-        "event": "evaluated", "model": at.model, "seed": at.seed, "step": at.step, "tokens": at.tokens,
-        "loss": at.loss, "score": at.score, "train_tokens_per_s": at.tokens_per_s, "seconds": at.seconds,
-    }))
+/// Evaluations as JSON, one a step. Each is held back until it is known whether it is the final one, on all
+/// evaluation data, which takes the place of an earlier one of the same step.
+#[derive(Default)]
+struct Evaluations {
+    held: Option<serde_json::Value>,
+}
+
+impl Evaluations {
+    fn report(&mut self, event: &Event<'_>) -> Result<(), CommandError> {
+        match event {
+            Event::Evaluated(at) => {
+                self.held = Some(json!({
+                    "event": "evaluated", "model": at.model, "seed": at.seed, "step": at.step,
+                    "tokens": at.tokens, "loss": at.loss, "score": at.score,
+                    "train_tokens_per_s": at.tokens_per_s, "seconds": at.seconds,
+                }));
+                Ok(())
+            }
+            Event::Step(_) => self.finish(false),
+            Event::Finished { .. } => self.finish(true),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes what is held back.
+    fn finish(&mut self, last: bool) -> Result<(), CommandError> {
+        let Some(mut line) = self.held.take() else { return Ok(()) };
+        line["final"] = last.into();
+        output::json(&line)
+    }
 }
 
 fn summary_json(summary: &Summary, folder: &Path) -> serde_json::Value {
@@ -139,13 +168,13 @@ fn summary_json(summary: &Summary, folder: &Path) -> serde_json::Value {
 fn summary_text(summary: &Summary, folder: &Path) -> String {
     let early = if summary.stopped_early { ", the target was reached" } else { "" };
     format!(
-        "{}, seed {}: {} {:.4} after {} steps{early} ({} tokens, {:.0} s, {:.0} tokens/s)\nrun: {}",
+        "{}, seed {}: {} {:.4} after {}{early} ({}, {:.0} s, {:.0} tokens/s)\nrun: {}",
         summary.model,
         summary.seed,
         summary.metric.name(),
         summary.score,
-        summary.steps,
-        summary.tokens,
+        output::count(summary.steps, "step"),
+        output::count(summary.tokens, "token"),
         summary.seconds,
         summary.train_tokens_per_s,
         folder.display(),

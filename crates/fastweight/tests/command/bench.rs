@@ -51,4 +51,6 @@ fn the_table_names_the_shape_and_only_the_operators_asked_for() {
 fn sizes_that_no_memory_holds_are_refused() {
     run(&["bench", "--time", "9223372036854775807"]).refused(2, &["9223372036854775807", "smaller sizes"]);
     run(&["bench", "--key", "2097152", "--value", "2097152"]).refused(2, &["2097152", "smaller sizes"]);
+    run(&["bench", "--spend", "18446744073709551615"]).refused(2, &["--spend", "0..=600000"]);
+    run(&["bench", "--time", "0"]).refused(2, &["--time", "expected a whole number in 1..="]);
 }

@@ -73,7 +73,87 @@ fn sizes_that_no_memory_holds_are_refused_before_any_training() {
     if cfg!(target_os = "linux") {
         run(&["train", &recipe, "--out", &folder.arg("out")]).refused(2, &["GiB", "parameters", "smaller"]);
     }
+    for (from, to, words) in [
+        ("heads = 2", "heads = 2\nhead_dim = 16384\nvalue_dim = 16384", ["matrix states", "head_dim"]),
+        ("batch = 4", "batch = 1048576", ["activations", "batch"]),
+    ] {
+        let text = recipes::recall(4).replacen(from, to, 1).replace("length = 16", "length = 64");
+        let recipe = folder.write("huge.toml", text);
+        let words = ["GiB", "this machine has", "smaller", words[0], words[1]];
+        if cfg!(target_os = "linux") {
+            run(&["train", &recipe, "--out", &folder.arg("out")]).refused(2, &words);
+            run(&["compare", &recipe, "--out", &folder.arg("out")]).refused(2, &words);
+        }
+    }
     assert!(!folder.path("out").exists(), "nothing was begun");
+}
+
+#[test]
+fn options_of_a_mixer_beyond_their_bounds_are_refused() {
+    let folder = Folder::new();
+    for (options, words) in [
+        ("kind = \"delta_net\", conv_width = 9223372036854775807", ["conv_width", "at most 1024"]),
+        ("kind = \"gated_delta_net\", conv_width = 1025", ["conv_width", "at most 1024"]),
+        ("kind = \"softmax_attention\", window = 9223372036854775807", ["window", "at most"]),
+        (
+            "kind = \"softmax_attention\", kv_heads = 9223372036854775807",
+            ["kv_heads", "divisor of heads = 2"],
+        ),
+        ("kind = \"retnet\", rope_base = -1.0", ["rope_base", "above 1"]),
+    ] {
+        let text = recipes::recall(4).replacen("\"softmax_attention\"", &format!("{{ {options} }}"), 1);
+        let recipe = folder.write("options.toml", text);
+        run(&["train", &recipe, "--out", &folder.arg("out")]).refused(2, &words);
+        run(&["ledger", &recipe]).refused(2, &words);
+    }
+    assert!(!folder.path("out").exists(), "nothing was begun");
+}
+
+#[test]
+fn numbers_outside_their_range_are_named_with_the_range() {
+    for (args, words) in [
+        (&["rules", "--threads", "10000"][..], &["--threads", "1..=1024"][..]),
+        (&["rules", "--threads", "0"], &["--threads", "1..=1024"]),
+        (&["rules", "--threads", "-1"], &["--threads", "'-1'", "1..=1024"]),
+        (&["rules", "--seed", "-1"], &["--seed", "0..=18446744073709551615"]),
+        (&["eval", "run", "--batches", "1048577"], &["--batches", "0..=1048576"]),
+        (&["eval", "run", "--batches", "-1"], &["--batches", "0..=1048576"]),
+        (&["rules", "--device", "nope"], &["--device", "nope"]),
+        (&["ledger", "--device", "nope"], &["--device", "nope"]),
+    ] {
+        run(args).refused(2, words);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn an_argument_that_is_not_text_is_named() {
+    use std::os::unix::ffi::OsStrExt;
+    let mut command = command(&["generate", "run", "--prompt"]);
+    let ran: crate::support::Ran =
+        command.arg(std::ffi::OsStr::from_bytes(b"caf\xe9")).output().expect("the command starts").into();
+    ran.refused(2, &["--prompt", "caf", "not UTF-8"]);
+}
+
+#[test]
+fn a_reader_that_leaves_ends_every_command_quietly() {
+    let folder = Folder::new();
+    let recipe = folder.write("tiny.toml", recipes::recall(2));
+    let (out, figures) = (folder.arg("out"), folder.arg("figures"));
+    for args in [
+        &["demo", "--out", &figures][..],
+        &["rules"],
+        &["ledger", "delta_net-tiny"],
+        &["train", &recipe, "--out", &out, "--quiet", "--json"],
+        &["bench", "--time", "4", "--spend", "0", "--quiet", "--json"],
+        &["--help"],
+    ] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = command(args).stdout(writer).stderr(Stdio::piped()).spawn();
+        let output = output.expect("the command starts").wait_with_output().expect("the command ends");
+        assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0), "{args:?}: {output:?}");
+    }
 }
 
 #[test]
@@ -108,7 +188,9 @@ fn texts_that_cannot_be_trained_on_are_refused() {
     ];
     let out = folder.arg("out");
     for (data, words) in cases {
-        run(&["train", &recipe, "--out", &out, "--data", data]).refused(2, words);
+        let ran = run(&["train", &recipe, "--out", &out, "--data", data]);
+        assert!(!ran.stderr.contains("results go to"), "nothing was begun: {ran:#?}");
+        ran.refused(2, words);
         run(&["compare", &recipe, "--out", &out, "--data", data]).refused(2, words);
     }
     run(&["train", &recipe, "--out", &out]).refused(2, &["text", "data"]);
@@ -144,7 +226,8 @@ fn folders_that_are_not_runs_are_refused() {
     for args in [&["eval"][..], &["generate", "--prompt", "a"]] {
         for (run_folder, word) in [("missing-run", "missing-run"), (&here, "no checkpoint"), (&file, "file")]
         {
-            run(&[args, &[run_folder]].concat()).refused(2, &[word, "training run"]);
+            let advice = if run_folder == "missing-run" { "train a model into it" } else { "training run" };
+            run(&[args, &[run_folder]].concat()).refused(2, &[word, advice]);
         }
     }
 }
@@ -153,10 +236,13 @@ fn folders_that_are_not_runs_are_refused() {
 fn folders_that_cannot_be_written_are_an_error_before_any_training() {
     let folder = Folder::new();
     let recipe = folder.write("tiny.toml", recipes::recall(4));
-    folder.write("file", "in the way");
+    let file = folder.write("file", "in the way");
     let inside = folder.arg("file/out");
-    for subcommand in ["compare", "train"] {
-        run(&[subcommand, &recipe, "--out", &inside]).refused(1, &["could not create the folder", &inside]);
+    for args in [&["compare", &recipe][..], &["train", &recipe], &["demo"]] {
+        for out in [&inside, &file] {
+            let words = ["could not create the folder", out, "is a file, give a folder"];
+            run(&[args, &["--out", out]].concat()).refused(2, &words);
+        }
     }
 }
 

@@ -86,7 +86,10 @@ fn eval_scores_the_run_on_its_own_and_on_other_text() {
     let text = run(&["eval", &out]).ok();
     assert!(text.stdout.contains("bits per byte"), "{}", text.stdout);
     run(&["eval", &out, "small_t64_n9"]).refused(2, &["small_t64_n9", "small_t64_n"]);
-    run(&["eval", &out, "t64_n4"]).refused(2, &["8192", "256"]);
+    let recall = folder.write("recall.toml", recipes::recall(2));
+    for task in ["t64_n4", &recall] {
+        run(&["eval", &out, task]).refused(2, &["trained on text", "is recall", task]);
+    }
 }
 
 #[test]
@@ -94,12 +97,15 @@ fn prompts_and_options_that_do_not_fit_are_refused() {
     let folder = Folder::new();
     let out = trained(&folder, &"abc ".repeat(200), 2);
     let latin = folder.write("latin.txt", b"caf\xe9 au lait");
-    let cases: [(&[&str], &[&str]); 7] = [
+    let cases: [(&[&str], &[&str]); 10] = [
         (&["--prompt", ""], &["empty"]),
         (&["--prompt-file", &latin], &["not UTF-8", "offset 3"]),
         (&["--prompt-file", &out], &["could not read", &out]),
         (&["--prompt-file", "missing.txt"], &["could not read", "missing.txt"]),
         (&["--prompt", "a", "--temperature=-1"], &["temperature", "-1"]),
+        (&["--prompt", "a", "--temperature", "-1"], &["temperature", "-1", "expected"]),
+        (&["--prompt", "a", "--tokens", "-1"], &["--tokens", "'-1'", "expected a whole number"]),
+        (&["--prompt", "a", "--seed", "-1"], &["--seed", "'-1'", "0..=18446744073709551615"]),
         (&["--prompt", "a", "--top-p", "1.5"], &["top-p", "1.5"]),
         (&["--prompt", "a", "--prompt-file", "b"], &["cannot be used with"]),
     ];

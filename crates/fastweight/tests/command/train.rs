@@ -62,6 +62,10 @@ fn json_lines_are_evaluations_and_a_summary_last() {
     let (summary, evaluations) = rows.split_last().expect("lines");
     assert!(evaluations.iter().all(|row| row["event"] == "evaluated" && row["seed"] == 5));
     assert_eq!(evaluations[0]["step"], 4);
+    let steps: Vec<_> =
+        evaluations.iter().map(|row| (row["step"].as_u64(), row["final"].as_bool())).collect();
+    assert_eq!(steps, [(Some(4), Some(false)), (Some(8), Some(true))], "one line a step, the last marked");
+    assert_eq!(evaluations[1]["score"], summary["score"]);
     assert_eq!((&summary["event"], &summary["steps"]), (&"finished".into(), &8.into()));
 
     let text = run(&["train", &recipe, "--out", &folder.arg("run"), "--seed", "5"]).ok();
@@ -127,6 +131,26 @@ fn a_run_of_another_model_or_recipe_is_refused_and_stays() {
     let hotter = folder.write("hotter.toml", recipes::recall(3).replace("3e-3", "2e-3"));
     run(&["train", &hotter, "--out", &out]).refused(2, &["another recipe", &out]);
     assert!(weights(&folder, "run") == before, "nothing is lost");
+}
+
+#[test]
+fn the_final_score_of_a_text_takes_the_place_of_the_sampled_one() {
+    let folder = Folder::new();
+    let recipe = folder.write("text.toml", recipes::text(20));
+    let data = folder.write("data.txt", "to be or not to be ".repeat(60));
+    let args = ["train", &recipe, "--data", &data, "--out", &folder.arg("run"), "--json", "--quiet"];
+    let rows = run(&args).ok().json();
+    let last: Vec<_> = rows.iter().filter(|row| row["event"] == "evaluated" && row["step"] == 20).collect();
+    assert_eq!(last.len(), 1, "{rows:?}");
+    assert_eq!((&last[0]["final"], &last[0]["score"]), (&true.into(), &rows[rows.len() - 1]["score"]));
+}
+
+#[test]
+fn one_of_something_is_singular() {
+    let folder = Folder::new();
+    let recipe = folder.write("tiny.toml", recipes::recall(1));
+    let text = run(&["train", &recipe, "--out", &folder.arg("run"), "--quiet"]).ok().stdout;
+    assert!(text.contains("after 1 step ("), "{text}");
 }
 
 /// A limit on the size of files stands for a full disk: the write fails in the middle.
