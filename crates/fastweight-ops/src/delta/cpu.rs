@@ -1,5 +1,5 @@
 //! Fused CPU kernel of the delta rule: chunked WY form (arXiv 2406.06484, 2412.06464), see
-//! [`kernel::forward`](crate::kernel::forward) and [`kernel::backward`](crate::kernel::backward).
+//! `kernel::forward` and `kernel::backward`.
 //!
 //! For the backward pass a head keeps `4 (K V / 32 + V)` bytes a token: a state every 32 tokens, and the
 //! token's prediction error.

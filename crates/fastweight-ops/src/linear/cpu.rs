@@ -1,5 +1,5 @@
 //! Fused CPU kernel of linear attention: the chunked form of the delta rule's kernel without its solve, see
-//! [`kernel::forward`](crate::kernel::forward) and [`kernel::backward`](crate::kernel::backward).
+//! `kernel::forward` and `kernel::backward`.
 //!
 //! For the backward pass a head keeps `4 K V / 32` bytes a token: a state every 32 tokens.
 

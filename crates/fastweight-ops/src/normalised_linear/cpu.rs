@@ -1,5 +1,5 @@
 //! Fused CPU kernel of normalised linear attention: the chunked linear kernel with the normaliser beside
-//! the state, see [`kernel::forward`](crate::kernel::forward) and [`kernel::backward`](crate::kernel::backward).
+//! the state, see `kernel::forward` and `kernel::backward`.
 //!
 //! The normaliser is one more value column whose value is always 1, kept apart: its share of the scores is
 //! their row sum, its share of the gradients one number a token.

@@ -9,7 +9,7 @@
 //! Keys are drawn from `[1, V/2)` and values from `[V/2, V)`, each without replacement within a row. The
 //! queries of the `n` keys go to `n` different places `2 i` after the pairs, `i` in `[0, (T - 2 n) / 2)`, drawn
 //! with probability `p(i) ~ a (i + 1)^(a - 1)`: most soon after the pairs, some far away. At a query the input
-//! is the key and the target is its value; every other target is [`IGNORE`](crate::IGNORE).
+//! is the key and the target is its value; every other target is [`IGNORE`].
 //!
 //! Filler is drawn from all tokens but the keys of the row, so a key occurs exactly twice: where it is
 //! written and where it is asked for.
