@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use crate::error::TrainError;
 
 /// Writes `bytes` to `path`: a hidden file beside it, synced, then renamed.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
+///
+/// # Errors
+/// [`TrainError::Io`]; `path` then holds what it held before.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
     let temporary = hidden(path);
     let write = || -> io::Result<()> {
         write_synced(&temporary, bytes)?;

@@ -9,7 +9,7 @@ pub mod compare;
 mod diagnose;
 pub mod error;
 pub mod evaluate;
-mod files;
+pub mod files;
 pub mod generate;
 pub mod gradients;
 pub mod optimizer;

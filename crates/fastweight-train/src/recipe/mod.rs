@@ -4,6 +4,7 @@
 
 mod parse;
 mod resolve;
+mod validate;
 
 use std::path::PathBuf;
 

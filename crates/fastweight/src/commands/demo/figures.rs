@@ -1,10 +1,12 @@
 //! The two figures of the demo, as SVG.
 
 use std::fmt::Display;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
+use fastweight::train::TrainError;
+use fastweight::train::files::write_whole;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
@@ -29,7 +31,10 @@ pub fn write(folder: &Path) -> Result<[(&'static str, PathBuf); 2], CommandError
     fs::create_dir_all(folder).map_err(|cause| unwritable(folder, &cause))?;
     let mut written = figures.map(|(name, svg)| (name, folder.join(format!("{name}.svg")), svg));
     for (_, path, svg) in &mut written {
-        write_whole(path, svg).map_err(|cause| unwritable(path, &cause))?;
+        write_whole(path, svg.as_bytes()).map_err(|error| match error {
+            TrainError::Io { source, .. } => unwritable(path, &source),
+            other => CommandError::train(other),
+        })?;
     }
     Ok(written.map(|(name, path, _)| (name, path)))
 }
@@ -39,20 +44,6 @@ fn unwritable(path: &Path, cause: &io::Error) -> CommandError {
         "{} cannot be written: {cause}; free space there, or choose another folder with --out",
         path.display()
     ))
-}
-
-/// A temporary file in the same folder, synced, then renamed.
-fn write_whole(path: &Path, text: &str) -> io::Result<()> {
-    let temporary = path.with_extension("svg.tmp");
-    let write = || {
-        let mut file = File::create(&temporary)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)
-    };
-    write().inspect_err(|_| {
-        let _ = fs::remove_file(&temporary);
-    })
 }
 
 fn undrawn(cause: impl Display) -> CommandError {
