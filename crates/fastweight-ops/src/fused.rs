@@ -17,7 +17,7 @@ use burn::backend::{Autodiff, Backend, Dispatch, DispatchTensor, ExtensionType, 
 use burn::tensor::{Bytes, DType, Shape, Tensor};
 
 /// Tensor inputs a fused operator can have.
-pub const MAX_INPUTS: usize = 8;
+pub const MAX_INPUTS: usize = 10;
 /// Outputs a fused operator can have: the sequence output, then up to two final states.
 pub const MAX_OUTPUTS: usize = 3;
 
@@ -61,6 +61,8 @@ pub struct Inputs<B: Backend> {
     f: FloatTensor<B>,
     g: FloatTensor<B>,
     h: FloatTensor<B>,
+    i: FloatTensor<B>,
+    j: FloatTensor<B>,
 }
 
 /// Outputs of a fused operator; slots past the operator's own hold an unused constant.
@@ -112,8 +114,8 @@ fn contiguous(inputs: [FlexTensor; MAX_INPUTS], count: usize) -> Vec<FlexTensor>
 
 impl FusedBackend for Flex {
     fn run_fused(inputs: Inputs<Self>, op: Arc<dyn FusedOp>, count: usize) -> Outputs<Self> {
-        let Inputs { a, b, c, d, e, f, g, h } = inputs;
-        let inputs = contiguous([a, b, c, d, e, f, g, h], count);
+        let Inputs { a, b, c, d, e, f, g, h, i, j } = inputs;
+        let inputs = contiguous([a, b, c, d, e, f, g, h, i, j], count);
         let ([a, b, c], _) = forward(op.as_ref(), &inputs, false);
         Outputs { a, b, c }
     }
@@ -197,10 +199,10 @@ fn state_output<C: CheckpointStrategy>(
 
 impl<C: CheckpointStrategy> FusedBackend for Autodiff<Flex, C> {
     fn run_fused(inputs: Inputs<Self>, op: Arc<dyn FusedOp>, count: usize) -> Outputs<Self> {
-        let Inputs { a, b, c, d, e, f, g, h } = inputs;
-        let [a, b, c, d, e, f, g, h] = [a, b, c, d, e, f, g, h].map(|tensor| tensor.into_parts());
-        let nodes = [a.1, b.1, c.1, d.1, e.1, f.1, g.1, h.1];
-        let inputs = contiguous([a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0], count);
+        let Inputs { a, b, c, d, e, f, g, h, i, j } = inputs;
+        let [a, b, c, d, e, f, g, h, i, j] = [a, b, c, d, e, f, g, h, i, j].map(|tensor| tensor.into_parts());
+        let nodes = [a.1, b.1, c.1, d.1, e.1, f.1, g.1, h.1, i.1, j.1];
+        let inputs = contiguous([a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0, i.0, j.0], count);
         let (first, [second, third], tape) = match FirstOutput.prepare::<C>(nodes).compute_bound().stateful()
         {
             OpsKind::Tracked(prep) => {
@@ -229,8 +231,18 @@ pub fn apply(op: Arc<dyn FusedOp>, inputs: Vec<DispatchTensor>) -> [DispatchTens
     let filler = Tensor::<1>::from_primitive::<Flex>(constant()).into_dispatch();
     let mut inputs = inputs.into_iter();
     let mut next = || inputs.next().unwrap_or_else(|| filler.clone());
-    let inputs =
-        Inputs { a: next(), b: next(), c: next(), d: next(), e: next(), f: next(), g: next(), h: next() };
+    let inputs = Inputs {
+        a: next(),
+        b: next(),
+        c: next(),
+        d: next(),
+        e: next(),
+        f: next(),
+        g: next(),
+        h: next(),
+        i: next(),
+        j: next(),
+    };
     let Outputs { a, b, c } = <Dispatch as FusedBackend>::run_fused(inputs, op, count);
     [a, b, c]
 }

@@ -15,6 +15,7 @@ pub(crate) mod forward;
 pub(crate) mod gates;
 pub(crate) mod memory;
 mod plan;
+pub(crate) mod recurrent;
 pub mod simd;
 #[cfg(target_arch = "aarch64")]
 mod simd_neon;

@@ -1,0 +1,3 @@
+//! Gated linear attention: a matrix memory with a decay for every key channel.
+
+pub mod cpu;

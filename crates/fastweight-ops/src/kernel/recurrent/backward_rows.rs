@@ -1,0 +1,360 @@
+//! One chunk of the [backward pass](super::backward).
+
+use super::backward::{BLOCK, BackwardTask, Workspace, transposed_in};
+use super::{Rule, each};
+use crate::kernel::gates::is_reset;
+use crate::kernel::memory::Place;
+use crate::kernel::simd::Lanes;
+use crate::kernel::tile::{Matrix, copy_in, copy_out};
+
+/// Registers of keys that the gradients of a token are summed over at a time.
+const TILE: usize = 2;
+
+/// Runs a chunk.
+///
+/// # Safety
+/// The CPU supports `L`; the task's checks hold.
+#[inline(always)]
+pub(super) unsafe fn run_chunk<L: Lanes, R: Rule>(x: &BackwardTask<'_, R>, w: &mut Workspace, index: usize) {
+    let dims = x.inputs.dims;
+    let (key, value, heads) = (dims.key, dims.value, dims.heads);
+    let columns = x.task.columns.len();
+    let place = Place::new(x.task, heads, index);
+    let first = place.position * value + x.task.columns.start;
+    let stride = heads * value;
+    let start = (x.task.first_chunk + index) * key * value + x.task.columns.start;
+    // SAFETY: the chunk is inside the checked arrays, the matrices have CHUNK rows.
+    unsafe {
+        w.staged.load::<L, R>(x.inputs, place);
+        let w = &*w;
+        let token_rows = |to: Matrix, from: &[f32]| {
+            copy_in::<L>(to, place.tokens, from.as_ptr().add(first), stride, place.tokens, columns);
+        };
+        match x.grads.o {
+            Some(grad) => token_rows(w.d_o, grad),
+            None => each::<L>(w.d_o, 0..place.tokens, |d| d.same(0.0)),
+        }
+        token_rows(w.v, x.inputs.v);
+        if R::READS {
+            token_rows(w.rows, x.saved.rows);
+        }
+        writes::<L, R>(w, place.tokens);
+        transposed_in::<L>(w, w.start, Some(x.saved.states), start, value, key, columns);
+        if R::MOMENTUM {
+            transposed_in::<L>(w, w.start_p, Some(x.saved.momenta), start, value, key, columns);
+        }
+        for d in [w.d_q, w.d_read, w.d_write, w.d_value_key, w.d_decay] {
+            each::<L>(d, 0..place.tokens, |d| d.same(0.0));
+        }
+        each::<L>(w.d_u, 0..place.tokens, |d| d.same(0.0));
+        if R::MOMENTUM {
+            for d in [w.d_momentum, w.d_momentum_rate] {
+                each::<L>(d, 0..place.tokens, |d| d.same(0.0));
+            }
+        }
+        let mut column = 0;
+        while column < columns {
+            let rows = BLOCK.min(columns - column);
+            states_again::<L, R>(w, column, rows, place.tokens);
+            for t in (0..place.tokens).rev() {
+                if w.staged.sweeps(t) {
+                    token::<L, R, true>(w, column, rows, t);
+                } else {
+                    token::<L, R, false>(w, column, rows, t);
+                }
+            }
+            column += rows;
+        }
+        copy_out::<L>(w.d_v, x.targets.v.at(first), stride, place.tokens, columns);
+        key_gradients::<L, R>(x, w, place);
+        scalar_gradients::<L, R>(x, w, place);
+    }
+}
+
+/// What each token wrote.
+#[inline(always)]
+unsafe fn writes<L: Lanes, R: Rule>(w: &Workspace, tokens: usize) {
+    // SAFETY: rows of the chunk.
+    unsafe {
+        for t in 0..tokens {
+            let rate = L::splat(if R::CORRECTS { w.staged.rate(t) } else { 1.0 });
+            let from = if R::READS { w.rows } else { w.v };
+            let mut j = 0;
+            while j < from.stride {
+                L::load(from.at(t, j)).mul(rate).store(w.u.at(t, j));
+                j += L::COUNT;
+            }
+        }
+    }
+}
+
+/// The states of the block's columns, before the chunk and after each token, as the forward pass had them.
+#[inline(always)]
+unsafe fn states_again<L: Lanes, R: Rule>(w: &Workspace, column: usize, rows: usize, tokens: usize) {
+    let width = w.start.stride;
+    // SAFETY: rows and registers inside the matrices.
+    unsafe {
+        for row in 0..rows {
+            let mut j = 0;
+            while j < width {
+                L::load(w.start.at(column + row, j)).store(w.states.at(row, j));
+                if R::MOMENTUM {
+                    L::load(w.start_p.at(column + row, j)).store(w.momenta.at(row, j));
+                }
+                j += L::COUNT;
+            }
+        }
+        for t in 0..tokens {
+            let sweeps = w.staged.sweeps(t);
+            let sweep = |x: L| if sweeps { x.flush_tiny() } else { x };
+            let (mu, beta) =
+                if R::MOMENTUM { (w.staged.momentum(t), w.staged.momentum_rate(t)) } else { (0.0, 0.0) };
+            let (mu, beta) = (L::splat(mu), L::splat(beta));
+            let mut j = 0;
+            while j < width {
+                let (decay, write) = (L::load(w.staged.decay.at(t, j)), L::load(w.staged.write.at(t, j)));
+                let value_key = if R::ADDS_VALUE { L::load(w.staged.value_key.at(t, j)) } else { write };
+                for row in 0..rows {
+                    let u = L::splat(*w.u.at(t, column + row));
+                    let before = t * BLOCK + row;
+                    let mut s = L::load(w.states.at(before, j)).mul(decay);
+                    if R::MOMENTUM {
+                        let p = L::load(w.momenta.at(before, j)).mul(mu);
+                        let p = sweep(write.mul_add(u, p));
+                        p.store(w.momenta.at(before + BLOCK, j));
+                        s = beta.mul_add(p, s);
+                    } else {
+                        s = write.mul_add(u, s);
+                    }
+                    if R::ADDS_VALUE {
+                        s = value_key.mul_add(L::splat(*w.v.at(t, column + row)), s);
+                    }
+                    sweep(s).store(w.states.at(before + BLOCK, j));
+                }
+                j += L::COUNT;
+            }
+        }
+    }
+}
+
+/// Gradients of one token through the block's columns.
+#[inline(always)]
+unsafe fn token<L: Lanes, R: Rule, const SWEEP: bool>(w: &Workspace, column: usize, rows: usize, t: usize) {
+    let width = w.ds.stride;
+    // SAFETY: rows and registers inside the matrices.
+    unsafe {
+        for row in 0..rows {
+            value_gradients::<L, R>(w, column + row, t);
+        }
+        let mut j = 0;
+        while j + TILE * L::COUNT <= width {
+            sums::<L, TILE, R, SWEEP>(w, column, rows, t, j);
+            j += TILE * L::COUNT;
+        }
+        while j < width {
+            sums::<L, 1, R, SWEEP>(w, column, rows, t, j);
+            j += L::COUNT;
+        }
+    }
+}
+
+/// Adds the output's share to the gradient of the state, and from it takes the gradients of `u` and `v`.
+#[inline(always)]
+unsafe fn value_gradients<L: Lanes, R: Rule>(w: &Workspace, column: usize, t: usize) {
+    // SAFETY: vouched for by the caller.
+    unsafe {
+        let d_o = L::splat(*w.d_o.at(t, column));
+        let beta = L::splat(if R::MOMENTUM { w.staged.momentum_rate(t) } else { 0.0 });
+        let (mut d_u, mut d_v) = (L::splat(0.0), L::splat(0.0));
+        let mut j = 0;
+        while j < w.ds.stride {
+            let ds = d_o.mul_add(L::load(w.staged.q.at(t, j)), L::load(w.ds.at(column, j)));
+            ds.store(w.ds.at(column, j));
+            let mut written = ds;
+            if R::MOMENTUM {
+                written = beta.mul_add(ds, L::load(w.dp.at(column, j)));
+                written.store(w.dp.at(column, j));
+            }
+            d_u = written.mul_add(L::load(w.staged.write.at(t, j)), d_u);
+            if R::ADDS_VALUE {
+                d_v = ds.mul_add(L::load(w.staged.value_key.at(t, j)), d_v);
+            }
+            j += L::COUNT;
+        }
+        let d_u = d_u.sum();
+        *w.d_u.at(t, column) = d_u;
+        *w.d_v.at(t, column) = if R::CORRECTS {
+            w.staged.rate(t) * d_u
+        } else if R::ADDS_VALUE {
+            d_v.sum()
+        } else {
+            d_u
+        };
+    }
+}
+
+/// Gradients of `N` registers of keys, summed over the block's columns, and the step to the token before.
+#[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "tiles are indexed by register")]
+unsafe fn sums<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(
+    w: &Workspace,
+    column: usize,
+    rows: usize,
+    t: usize,
+    first: usize,
+) {
+    let sweep = |x: L| if SWEEP { x.flush_tiny() } else { x };
+    // SAFETY: vouched for by the caller.
+    unsafe {
+        let zero = [L::splat(0.0); N];
+        let (mut d_q, mut d_read, mut d_write, mut d_value_key) = (zero, zero, zero, zero);
+        let (mut d_decay, mut d_momentum, mut d_momentum_rate) = (zero, zero, zero);
+        let mu = L::splat(if R::MOMENTUM { w.staged.momentum(t) } else { 0.0 });
+        let through = if R::CORRECTS { -w.staged.rate(t) } else { 1.0 };
+        for row in 0..rows {
+            let (d_o, u) = (L::splat(*w.d_o.at(t, column + row)), L::splat(*w.u.at(t, column + row)));
+            let v = if R::ADDS_VALUE { L::splat(*w.v.at(t, column + row)) } else { u };
+            let d_reading = if R::READS { L::splat(through * *w.d_u.at(t, column + row)) } else { u };
+            let before = t * BLOCK + row;
+            for n in 0..N {
+                let j = first + n * L::COUNT;
+                let ds = L::load(w.ds.at(column + row, j));
+                let s = L::load(w.states.at(before, j));
+                d_q[n] = d_o.mul_add(L::load(w.states.at(before + BLOCK, j)), d_q[n]);
+                d_decay[n] = ds.mul_add(s, d_decay[n]);
+                let mut written = ds;
+                if R::MOMENTUM {
+                    written = L::load(w.dp.at(column + row, j));
+                    d_momentum_rate[n] =
+                        ds.mul_add(L::load(w.momenta.at(before + BLOCK, j)), d_momentum_rate[n]);
+                    d_momentum[n] = written.mul_add(L::load(w.momenta.at(before, j)), d_momentum[n]);
+                    sweep(written.mul(mu)).store(w.dp.at(column + row, j));
+                }
+                d_write[n] = u.mul_add(written, d_write[n]);
+                let mut past = ds.mul(L::load(w.staged.decay.at(t, j)));
+                if R::READS {
+                    d_read[n] = d_reading.mul_add(s, d_read[n]);
+                    past = d_reading.mul_add(L::load(w.staged.read.at(t, j)), past);
+                }
+                if R::ADDS_VALUE {
+                    d_value_key[n] = v.mul_add(ds, d_value_key[n]);
+                }
+                sweep(past).store(w.ds.at(column + row, j));
+            }
+        }
+        for n in 0..N {
+            let j = first + n * L::COUNT;
+            let add = |to: Matrix, x: L| L::load(to.at(t, j)).add(x).store(to.at(t, j));
+            add(w.d_q, d_q[n]);
+            add(w.d_write, d_write[n]);
+            add(w.d_decay, d_decay[n]);
+            if R::READS {
+                add(w.d_read, d_read[n]);
+            }
+            if R::ADDS_VALUE {
+                add(w.d_value_key, d_value_key[n]);
+            }
+            if R::MOMENTUM {
+                add(w.d_momentum, d_momentum[n]);
+                add(w.d_momentum_rate, d_momentum_rate[n]);
+            }
+        }
+    }
+}
+
+/// Finishes and writes the gradients of the key-sized inputs.
+#[inline(always)]
+unsafe fn key_gradients<L: Lanes, R: Rule>(x: &BackwardTask<'_, R>, w: &Workspace, place: Place) {
+    let (inputs, split) = (x.inputs, x.task.split);
+    let (key, heads) = (inputs.dims.key, inputs.dims.heads);
+    let (position, stride) = (place.position * key, heads * key);
+    // SAFETY: the chunk is inside arrays of the checked lengths.
+    unsafe {
+        let scale = inputs.dims.scale;
+        each::<L>(w.d_q, 0..place.tokens, |d| d.mul(d.same(scale)));
+        if !R::MOMENTUM {
+            for t in 0..place.tokens {
+                decay_gradients::<L, R>(x, w, place, t);
+            }
+        }
+        let out = |from: Matrix, to: *mut f32| copy_out::<L>(from, to, stride, place.tokens, key);
+        out(w.d_q, x.targets.q.at(split * inputs.q.len() + position));
+        out(w.d_write, x.targets.write.at(split * inputs.write.len() + position));
+        if R::READS && !R::READS_DECAYED {
+            out(w.d_read, x.targets.read.at(split * inputs.read.len() + position));
+        }
+        if R::ADDS_VALUE {
+            out(w.d_value_key, x.targets.value_key.at(split * inputs.value_key.len() + position));
+        }
+        if !R::MOMENTUM {
+            out(w.d_decay, x.targets.decay.at(split * inputs.decay.len() + position));
+        }
+    }
+}
+
+/// From the gradient of the decay to that of its log; what was read with `k * decay` goes to both.
+#[inline(always)]
+unsafe fn decay_gradients<L: Lanes, R: Rule>(x: &BackwardTask<'_, R>, w: &Workspace, place: Place, t: usize) {
+    let key = x.inputs.dims.key;
+    let first = (place.position + t * x.inputs.dims.heads) * key;
+    // SAFETY: rows of the chunk; the gates were checked to reach its last token.
+    unsafe {
+        let mut j = 0;
+        while j < w.d_decay.stride {
+            let decay = L::load(w.staged.decay.at(t, j));
+            let mut d_decay = L::load(w.d_decay.at(t, j));
+            if R::READS_DECAYED {
+                let d_read = L::load(w.d_read.at(t, j));
+                d_decay = d_read.mul_add(L::load(w.staged.write.at(t, j)), d_decay);
+                d_read.mul_add(decay, L::load(w.d_write.at(t, j))).store(w.d_write.at(t, j));
+            }
+            d_decay.mul(decay).store(w.d_decay.at(t, j));
+            j += L::COUNT;
+        }
+        for c in 0..key {
+            if is_reset(*x.inputs.decay.get_unchecked(first + c)) {
+                *w.d_decay.at(t, c) = 0.0;
+            }
+        }
+    }
+}
+
+/// Gradients of the inputs that are one number for each token and head.
+#[inline(always)]
+unsafe fn scalar_gradients<L: Lanes, R: Rule>(x: &BackwardTask<'_, R>, w: &Workspace, place: Place) {
+    let part = x.task.split * x.inputs.token_heads() + place.position;
+    // SAFETY: tokens of the chunk, in arrays of the checked lengths.
+    unsafe {
+        for t in 0..place.tokens {
+            let at = part + t * x.inputs.dims.heads;
+            if R::CORRECTS {
+                let mut sum = L::splat(0.0);
+                let mut j = 0;
+                while j < w.rows.stride {
+                    sum = L::load(w.rows.at(t, j)).mul_add(L::load(w.d_u.at(t, j)), sum);
+                    j += L::COUNT;
+                }
+                *x.targets.rate.at(at) = sum.sum();
+            }
+            if R::MOMENTUM {
+                *x.targets.decay.at(at) = row_sum::<L>(w.d_decay, t);
+                *x.targets.momentum.at(at) = row_sum::<L>(w.d_momentum, t);
+                *x.targets.momentum_rate.at(at) = row_sum::<L>(w.d_momentum_rate, t);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn row_sum<L: Lanes>(m: Matrix, row: usize) -> f32 {
+    // SAFETY: a row of the matrix.
+    unsafe {
+        let mut sum = L::splat(0.0);
+        let mut j = 0;
+        while j < m.stride {
+            sum = sum.add(L::load(m.at(row, j)));
+            j += L::COUNT;
+        }
+        sum.sum()
+    }
+}

@@ -1,0 +1,306 @@
+//! Matrix memories run token after token, with the state in the first-level cache.
+//!
+//! `r = S^T a`, `u` from `r` and `v`, `S <- diag(w) S + x u^T (+ y v^T)`, `o = scale S^T q`; with momentum
+//! `P <- mu P + x u^T`, `S <- w S + beta P`. One walk over the state a token decays it, writes to it, reads
+//! it for the output and reads what the next token will need: each number is loaded and stored once.
+//!
+//! Decays of a channel enter as products, one token at a time, never as differences of sums of logs: any
+//! gate, and any row of them, keeps full precision, and a gate of `-inf` is an exact zero. For 64 by 64
+//! states this takes no longer than the chunked products of [`forward`](super::forward), which cannot take
+//! a decay per channel without splitting their blocks.
+
+pub(crate) mod backward;
+mod backward_rows;
+pub(crate) mod forward;
+pub(crate) mod step;
+
+use super::dims::Dims;
+use super::gates::CHUNK;
+use super::memory::Place;
+use super::simd::Lanes;
+use super::tile::{Matrix, copy_in};
+use super::workspace::Carver;
+
+/// Which rule writes the memory.
+pub trait Rule: Copy + Send + Sync + 'static {
+    /// Reads `r = S_{t-1}^T a` before it writes.
+    const READS: bool;
+    /// `a = k * exp(g)`: reads the decayed state with the write key. Otherwise `a` is an input.
+    const READS_DECAYED: bool;
+    /// Writes `u = rate (v - r)` instead of `u = r`, or `u = v` when nothing is read.
+    const CORRECTS: bool;
+    /// Adds `y v^T` to what is written.
+    const ADDS_VALUE: bool;
+    /// Writes to a momentum `P` first. The decays are then one plain number for each token and head.
+    const MOMENTUM: bool;
+}
+
+/// `S <- diag(exp g) S + k v^T` (GLA, arXiv 2312.06635; HGRN2, 2404.07904).
+#[derive(Debug, Clone, Copy)]
+pub struct ChannelGated;
+
+impl Rule for ChannelGated {
+    const READS: bool = false;
+    const READS_DECAYED: bool = false;
+    const CORRECTS: bool = false;
+    const ADDS_VALUE: bool = false;
+    const MOMENTUM: bool = false;
+}
+
+/// `S~ = diag(exp g) S`, `S <- S~ + beta k (v - S~^T k)^T` (Kimi Delta Attention, arXiv 2510.26692).
+#[derive(Debug, Clone, Copy)]
+pub struct ChannelDelta;
+
+impl Rule for ChannelDelta {
+    const READS: bool = true;
+    const READS_DECAYED: bool = true;
+    const CORRECTS: bool = true;
+    const ADDS_VALUE: bool = false;
+    const MOMENTUM: bool = false;
+}
+
+/// `S <- diag(exp w) S + b (S^T a)^T + k v^T` (RWKV-7, arXiv 2503.14456).
+#[derive(Debug, Clone, Copy)]
+pub struct LowRank;
+
+impl Rule for LowRank {
+    const READS: bool = true;
+    const READS_DECAYED: bool = false;
+    const CORRECTS: bool = false;
+    const ADDS_VALUE: bool = true;
+    const MOMENTUM: bool = false;
+}
+
+/// `P <- mu P + rate k (v - S^T p)^T`, `S <- retain S + beta P` (Titans, arXiv 2501.00663).
+#[derive(Debug, Clone, Copy)]
+pub struct Surprise;
+
+impl Rule for Surprise {
+    const READS: bool = true;
+    const READS_DECAYED: bool = false;
+    const CORRECTS: bool = true;
+    const ADDS_VALUE: bool = false;
+    const MOMENTUM: bool = true;
+}
+
+/// Inputs, contiguous; those a rule does not have are empty.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// Sizes.
+    pub dims: &'a Dims,
+    /// Queries `[batch, time, heads, key]`.
+    pub q: &'a [f32],
+    /// `a`, what the state is read with `[batch, time, heads, key]`.
+    pub read: &'a [f32],
+    /// `x`, what `u` is written with `[batch, time, heads, key]`.
+    pub write: &'a [f32],
+    /// `y`, what `v` is written with `[batch, time, heads, key]`.
+    pub value_key: &'a [f32],
+    /// Values `[batch, time, heads, value]`.
+    pub v: &'a [f32],
+    /// Log decays `[batch, time, heads, key]`; with momentum plain factors `[batch, time, heads]`.
+    pub decay: &'a [f32],
+    /// Rates of the correction `[batch, time, heads]`.
+    pub rate: &'a [f32],
+    /// Factors `mu` on the momentum `[batch, time, heads]`.
+    pub momentum: &'a [f32],
+    /// Factors `beta` on what the momentum adds to the state `[batch, time, heads]`.
+    pub momentum_rate: &'a [f32],
+    /// Initial states `[sequences, heads, key, value]`.
+    pub state: &'a [f32],
+    /// Initial momenta `[sequences, heads, key, value]`.
+    pub momentum_state: &'a [f32],
+}
+
+impl Inputs<'_> {
+    /// Tokens times heads.
+    pub fn token_heads(&self) -> usize {
+        self.dims.batch * self.dims.time * self.dims.heads
+    }
+
+    /// The kernels read through raw pointers; they rely on these lengths.
+    ///
+    /// # Panics
+    /// When a slice does not have the length that the sizes say.
+    pub fn check<R: Rule>(&self) {
+        let d = self.dims;
+        let tokens = self.token_heads();
+        let keys = tokens * d.key;
+        let states = d.states() * d.heads * d.key * d.value;
+        let only = |has: bool, len: usize| if has { len } else { 0 };
+        assert_eq!(self.q.len(), keys, "length of q");
+        assert_eq!(self.read.len(), only(R::READS && !R::READS_DECAYED, keys), "length of a");
+        assert_eq!(self.write.len(), keys, "length of k");
+        assert_eq!(self.value_key.len(), only(R::ADDS_VALUE, keys), "length of the value's key");
+        assert_eq!(self.v.len(), tokens * d.value, "length of v");
+        assert_eq!(self.decay.len(), if R::MOMENTUM { tokens } else { keys }, "length of the decays");
+        assert_eq!(self.rate.len(), only(R::CORRECTS, tokens), "length of the rates");
+        assert_eq!(self.momentum.len(), only(R::MOMENTUM, tokens), "length of the momentum factors");
+        assert_eq!(self.momentum_rate.len(), only(R::MOMENTUM, tokens), "length of the momentum rates");
+        assert_eq!(self.state.len(), states, "length of the state");
+        assert_eq!(self.momentum_state.len(), only(R::MOMENTUM, states), "length of the momentum");
+        if let Some(offsets) = &d.offsets {
+            assert!(d.batch == 1 && offsets.time() == d.time, "offsets cut the one row");
+        }
+    }
+}
+
+/// Decay factors below this make a token sweep its state for numbers about to turn denormal.
+const STRONG: f32 = 0.15;
+/// Tokens between two sweeps under weaker decays: `STRONG^8` keeps what the sweep left above `2^-126`.
+const SWEEP: usize = 8;
+
+/// The key-sized inputs of a chunk, row by token, padded with zeros (decays with ones).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Staged {
+    pub q: Matrix,
+    /// One row more than the chunk, zero after the last token.
+    pub read: Matrix,
+    pub write: Matrix,
+    pub value_key: Matrix,
+    pub decay: Matrix,
+    /// Rows: rates, momentum factors, momentum rates.
+    scalars: Matrix,
+    /// Bit `t`: the token sweeps.
+    pub sweeps: u32,
+}
+
+impl Staged {
+    /// Numbers it needs, for keys padded to `key`.
+    pub fn size(key: usize) -> usize {
+        (5 * CHUNK + 1) * key + 3 * CHUNK + 6 * 16
+    }
+
+    /// Takes its memory.
+    pub fn carve(carver: &mut Carver, key: usize) -> Self {
+        Self {
+            q: carver.matrix(CHUNK, key),
+            read: carver.matrix(CHUNK + 1, key),
+            write: carver.matrix(CHUNK, key),
+            value_key: carver.matrix(CHUNK, key),
+            decay: carver.matrix(CHUNK, key),
+            scalars: carver.matrix(3, CHUNK),
+            sweeps: 0,
+        }
+    }
+
+    /// Loads a chunk; the queries carry the factor on the output.
+    ///
+    /// # Safety
+    /// The CPU supports `L`; the place is inside the checked inputs.
+    #[inline(always)]
+    pub unsafe fn load<L: Lanes, R: Rule>(&mut self, inputs: &Inputs<'_>, place: Place) {
+        let Dims { heads, key, scale, .. } = *inputs.dims;
+        let Place { tokens, position, .. } = place;
+        let stride = heads * key;
+        // SAFETY: vouched for by the caller; every matrix has CHUNK rows.
+        unsafe {
+            let keys = |to: Matrix, from: &[f32]| {
+                copy_in::<L>(to, tokens, from.as_ptr().add(position * key), stride, tokens, key);
+            };
+            keys(self.q, inputs.q);
+            each::<L>(self.q, 0..tokens, |q| q.mul(q.same(scale)));
+            keys(self.write, inputs.write);
+            if R::ADDS_VALUE {
+                keys(self.value_key, inputs.value_key);
+            }
+            if R::MOMENTUM {
+                for t in 0..tokens {
+                    let factor = *inputs.decay.get_unchecked(position + t * heads);
+                    each::<L>(self.decay, t..t + 1, |_| L::splat(factor));
+                }
+            } else {
+                keys(self.decay, inputs.decay);
+                each::<L>(self.decay, 0..tokens, L::exp);
+            }
+            if R::READS_DECAYED {
+                for t in 0..tokens {
+                    let mut j = 0;
+                    while j < self.read.stride {
+                        let decayed = L::load(self.write.at(t, j)).mul(L::load(self.decay.at(t, j)));
+                        decayed.store(self.read.at(t, j));
+                        j += L::COUNT;
+                    }
+                }
+            } else if R::READS {
+                keys(self.read, inputs.read);
+            }
+            each::<L>(self.read, tokens..tokens + 1, |x| x.same(0.0));
+            for t in 0..tokens {
+                let at = position + t * heads;
+                if R::CORRECTS {
+                    *self.scalars.at(0, t) = *inputs.rate.get_unchecked(at);
+                }
+                if R::MOMENTUM {
+                    *self.scalars.at(1, t) = *inputs.momentum.get_unchecked(at);
+                    *self.scalars.at(2, t) = *inputs.momentum_rate.get_unchecked(at);
+                }
+            }
+            self.sweeps = self.sweeping::<L, R>(tokens);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sweeping<L: Lanes, R: Rule>(&self, tokens: usize) -> u32 {
+        let mut sweeps = 0;
+        for t in 0..tokens {
+            // SAFETY: rows of the chunk, just loaded.
+            let weakest = unsafe {
+                let mut largest = L::splat(-1.0);
+                let mut j = 0;
+                while j < self.decay.stride {
+                    let decay = L::load(self.decay.at(t, j));
+                    largest = largest.max(largest.same(0.0).sub(decay));
+                    j += L::COUNT;
+                }
+                -largest.largest()
+            };
+            let strong = weakest < STRONG || (R::MOMENTUM && self.momentum(t) < STRONG);
+            sweeps |= u32::from(strong || t % SWEEP == 0) << t;
+        }
+        sweeps
+    }
+
+    /// The rate of the correction.
+    #[inline(always)]
+    pub fn rate(&self, t: usize) -> f32 {
+        // SAFETY: `t` is below CHUNK.
+        unsafe { *self.scalars.at(0, t) }
+    }
+
+    /// The factor on the momentum.
+    #[inline(always)]
+    pub fn momentum(&self, t: usize) -> f32 {
+        // SAFETY: `t` is below CHUNK.
+        unsafe { *self.scalars.at(1, t) }
+    }
+
+    /// The factor on what the momentum adds to the state.
+    #[inline(always)]
+    pub fn momentum_rate(&self, t: usize) -> f32 {
+        // SAFETY: `t` is below CHUNK.
+        unsafe { *self.scalars.at(2, t) }
+    }
+
+    /// Whether the token clears what is about to turn denormal.
+    #[inline(always)]
+    pub fn sweeps(&self, t: usize) -> bool {
+        self.sweeps >> t & 1 == 1
+    }
+}
+
+/// Replaces every register of the rows.
+///
+/// # Safety
+/// The CPU supports `L`; the rows are inside the matrix.
+#[inline(always)]
+pub(super) unsafe fn each<L: Lanes>(m: Matrix, rows: std::ops::Range<usize>, change: impl Fn(L) -> L) {
+    for i in rows {
+        let mut j = 0;
+        while j < m.stride {
+            // SAFETY: vouched for by the caller.
+            unsafe { change(L::load(m.at(i, j))).store(m.at(i, j)) };
+            j += L::COUNT;
+        }
+    }
+}

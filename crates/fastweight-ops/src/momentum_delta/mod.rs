@@ -1,0 +1,3 @@
+//! The delta rule with momentum: what is written passes through a second, decaying memory.
+
+pub mod cpu;
