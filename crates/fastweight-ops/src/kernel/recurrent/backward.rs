@@ -154,7 +154,7 @@ impl<R: Rule> Kernel for BackwardTask<'_, R> {
     unsafe fn run<L: Lanes, const WIDE: usize>(mut self) {
         let dims = self.inputs.dims;
         let (key, value, columns) = (dims.key, dims.value, self.task.columns.len());
-        let mut w = Workspace::carve::<R>(&mut self.carver, key.next_multiple_of(L::COUNT), columns);
+        let w = Workspace::carve::<R>(&mut self.carver, key.next_multiple_of(L::COUNT), columns);
         let state = self.task.state * key * value + self.task.columns.start;
         // SAFETY: `dispatch` vouches for the instruction set, the checks for the lengths.
         unsafe {
@@ -163,7 +163,7 @@ impl<R: Rule> Kernel for BackwardTask<'_, R> {
                 transposed_in::<L>(&w, w.dp, self.grads.momentum_state, state, value, key, columns);
             }
             for index in (0..self.task.tokens.div_ceil(CHUNK)).rev() {
-                run_chunk::<L, R>(&self, &mut w, index);
+                run_chunk::<L, WIDE, R>(&self, &w, index);
             }
             transposed_out::<L>(&w, w.ds, self.targets.state.at(state), value, key, columns);
             if R::MOMENTUM {

@@ -1,21 +1,22 @@
 //! One chunk of the [backward pass](super::backward).
 
 use super::backward::{BLOCK, BackwardTask, Workspace, transposed_in};
-use super::{Rule, each};
-use crate::kernel::gates::is_reset;
-use crate::kernel::memory::Place;
+use super::{Rule, fill, prefetch_token, scale_rows, sweeps, swept};
+use crate::kernel::gates::{CHUNK, is_reset};
+use crate::kernel::memory::{Place, prefetch_rows};
 use crate::kernel::simd::Lanes;
-use crate::kernel::tile::{Matrix, copy_in, copy_out};
-
-/// Registers of keys that the gradients of a token are summed over at a time.
-const TILE: usize = 2;
+use crate::kernel::tile::{Matrix, ROWS, copy_in, copy_out};
 
 /// Runs a chunk.
 ///
 /// # Safety
 /// The CPU supports `L`; the task's checks hold.
 #[inline(always)]
-pub(super) unsafe fn run_chunk<L: Lanes, R: Rule>(x: &BackwardTask<'_, R>, w: &mut Workspace, index: usize) {
+pub(super) unsafe fn run_chunk<L: Lanes, const WIDE: usize, R: Rule>(
+    x: &BackwardTask<'_, R>,
+    w: &Workspace,
+    index: usize,
+) {
     let dims = x.inputs.dims;
     let (key, value, heads) = (dims.key, dims.value, dims.heads);
     let columns = x.task.columns.len();
@@ -26,13 +27,12 @@ pub(super) unsafe fn run_chunk<L: Lanes, R: Rule>(x: &BackwardTask<'_, R>, w: &m
     // SAFETY: the chunk is inside the checked arrays, the matrices have CHUNK rows.
     unsafe {
         w.staged.load::<L, R>(x.inputs, place);
-        let w = &*w;
         let token_rows = |to: Matrix, from: &[f32]| {
             copy_in::<L>(to, place.tokens, from.as_ptr().add(first), stride, place.tokens, columns);
         };
         match x.grads.o {
             Some(grad) => token_rows(w.d_o, grad),
-            None => each::<L>(w.d_o, 0..place.tokens, |d| d.same(0.0)),
+            None => fill::<L>(w.d_o, 0..place.tokens, 0.0),
         }
         token_rows(w.v, x.inputs.v);
         if R::READS {
@@ -44,12 +44,12 @@ pub(super) unsafe fn run_chunk<L: Lanes, R: Rule>(x: &BackwardTask<'_, R>, w: &m
             transposed_in::<L>(w, w.start_p, Some(x.saved.momenta), start, value, key, columns);
         }
         for d in [w.d_q, w.d_read, w.d_write, w.d_value_key, w.d_decay] {
-            each::<L>(d, 0..place.tokens, |d| d.same(0.0));
+            fill::<L>(d, 0..place.tokens, 0.0);
         }
-        each::<L>(w.d_u, 0..place.tokens, |d| d.same(0.0));
+        fill::<L>(w.d_u, 0..place.tokens, 0.0);
         if R::MOMENTUM {
             for d in [w.d_momentum, w.d_momentum_rate] {
-                each::<L>(d, 0..place.tokens, |d| d.same(0.0));
+                fill::<L>(d, 0..place.tokens, 0.0);
             }
         }
         let mut column = 0;
@@ -57,10 +57,13 @@ pub(super) unsafe fn run_chunk<L: Lanes, R: Rule>(x: &BackwardTask<'_, R>, w: &m
             let rows = BLOCK.min(columns - column);
             states_again::<L, R>(w, column, rows, place.tokens);
             for t in (0..place.tokens).rev() {
-                if w.staged.sweeps(t) {
-                    token::<L, R, true>(w, column, rows, t);
+                if column == 0 && index > 0 {
+                    prefetch_past::<R>(x, place, first, t);
+                }
+                if sweeps(t) {
+                    token::<L, WIDE, R, true>(w, column, rows, t);
                 } else {
-                    token::<L, R, false>(w, column, rows, t);
+                    token::<L, WIDE, R, false>(w, column, rows, t);
                 }
             }
             column += rows;
@@ -68,6 +71,20 @@ pub(super) unsafe fn run_chunk<L: Lanes, R: Rule>(x: &BackwardTask<'_, R>, w: &m
         copy_out::<L>(w.d_v, x.targets.v.at(first), stride, place.tokens, columns);
         key_gradients::<L, R>(x, w, place);
         scalar_gradients::<L, R>(x, w, place);
+    }
+}
+
+/// Asks for the token a chunk earlier.
+#[inline(always)]
+fn prefetch_past<R: Rule>(x: &BackwardTask<'_, R>, place: Place, first: usize, t: usize) {
+    let dims = x.inputs.dims;
+    let past = CHUNK * dims.heads;
+    prefetch_token(x.inputs, place.position.wrapping_sub(past), t, &x.task.columns);
+    let at = first.wrapping_add(t * dims.heads * dims.value).wrapping_sub(past * dims.value);
+    for from in [x.saved.rows, x.grads.o.unwrap_or(&[])] {
+        if !from.is_empty() {
+            prefetch_rows(from.as_ptr().wrapping_add(at), 0, x.task.columns.len(), 0, 1);
+        }
     }
 }
 
@@ -91,47 +108,71 @@ unsafe fn writes<L: Lanes, R: Rule>(w: &Workspace, tokens: usize) {
 /// The states of the block's columns, before the chunk and after each token, as the forward pass had them.
 #[inline(always)]
 unsafe fn states_again<L: Lanes, R: Rule>(w: &Workspace, column: usize, rows: usize, tokens: usize) {
-    let width = w.start.stride;
     // SAFETY: rows and registers inside the matrices.
     unsafe {
-        for row in 0..rows {
-            let mut j = 0;
-            while j < width {
-                L::load(w.start.at(column + row, j)).store(w.states.at(row, j));
-                if R::MOMENTUM {
-                    L::load(w.start_p.at(column + row, j)).store(w.momenta.at(row, j));
-                }
-                j += L::COUNT;
+        let mut j = 0;
+        while j < w.start.stride {
+            let mut row = 0;
+            while row + ROWS <= rows {
+                history::<L, ROWS, R>(w, column, row, tokens, j);
+                row += ROWS;
+            }
+            while row < rows {
+                history::<L, 1, R>(w, column, row, tokens, j);
+                row += 1;
+            }
+            j += L::COUNT;
+        }
+    }
+}
+
+/// The same for `M` columns and one register of keys, which stay in registers from token to token.
+#[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "tiles are indexed by row")]
+unsafe fn history<L: Lanes, const M: usize, R: Rule>(
+    w: &Workspace,
+    column: usize,
+    row: usize,
+    tokens: usize,
+    j: usize,
+) {
+    // SAFETY: vouched for by the caller.
+    unsafe {
+        let zero = L::splat(0.0);
+        let (mut s, mut p) = ([zero; M], [zero; M]);
+        for m in 0..M {
+            s[m] = L::load(w.start.at(column + row + m, j));
+            s[m].store(w.states.at(row + m, j));
+            if R::MOMENTUM {
+                p[m] = L::load(w.start_p.at(column + row + m, j));
+                p[m].store(w.momenta.at(row + m, j));
             }
         }
         for t in 0..tokens {
-            let sweeps = w.staged.sweeps(t);
-            let sweep = |x: L| if sweeps { x.flush_tiny() } else { x };
-            let (mu, beta) =
-                if R::MOMENTUM { (w.staged.momentum(t), w.staged.momentum_rate(t)) } else { (0.0, 0.0) };
-            let (mu, beta) = (L::splat(mu), L::splat(beta));
-            let mut j = 0;
-            while j < width {
-                let (decay, write) = (L::load(w.staged.decay.at(t, j)), L::load(w.staged.write.at(t, j)));
-                let value_key = if R::ADDS_VALUE { L::load(w.staged.value_key.at(t, j)) } else { write };
-                for row in 0..rows {
-                    let u = L::splat(*w.u.at(t, column + row));
-                    let before = t * BLOCK + row;
-                    let mut s = L::load(w.states.at(before, j)).mul(decay);
-                    if R::MOMENTUM {
-                        let p = L::load(w.momenta.at(before, j)).mul(mu);
-                        let p = sweep(write.mul_add(u, p));
-                        p.store(w.momenta.at(before + BLOCK, j));
-                        s = beta.mul_add(p, s);
-                    } else {
-                        s = write.mul_add(u, s);
+            let sweeps = sweeps(t);
+            let (decay, write) = (L::load(w.staged.decay.at(t, j)), L::load(w.staged.write.at(t, j)));
+            let value_key = if R::ADDS_VALUE { L::load(w.staged.value_key.at(t, j)) } else { write };
+            for m in 0..M {
+                let u = L::splat(*w.u.at(t, column + row + m));
+                let after = (t + 1) * BLOCK + row + m;
+                s[m] = s[m].mul(decay);
+                if R::MOMENTUM {
+                    p[m] = write.mul_add(u, p[m].mul(L::splat(w.staged.momentum(t))));
+                    if sweeps {
+                        p[m] = p[m].flush_tiny();
                     }
-                    if R::ADDS_VALUE {
-                        s = value_key.mul_add(L::splat(*w.v.at(t, column + row)), s);
-                    }
-                    sweep(s).store(w.states.at(before + BLOCK, j));
+                    p[m].store(w.momenta.at(after, j));
+                    s[m] = L::splat(w.staged.momentum_rate(t)).mul_add(p[m], s[m]);
+                } else {
+                    s[m] = write.mul_add(u, s[m]);
                 }
-                j += L::COUNT;
+                if R::ADDS_VALUE {
+                    s[m] = value_key.mul_add(L::splat(*w.v.at(t, column + row + m)), s[m]);
+                }
+                if sweeps {
+                    s[m] = s[m].flush_tiny();
+                }
+                s[m].store(w.states.at(after, j));
             }
         }
     }
@@ -139,17 +180,28 @@ unsafe fn states_again<L: Lanes, R: Rule>(w: &Workspace, column: usize, rows: us
 
 /// Gradients of one token through the block's columns.
 #[inline(always)]
-unsafe fn token<L: Lanes, R: Rule, const SWEEP: bool>(w: &Workspace, column: usize, rows: usize, t: usize) {
+unsafe fn token<L: Lanes, const WIDE: usize, R: Rule, const SWEEP: bool>(
+    w: &Workspace,
+    column: usize,
+    rows: usize,
+    t: usize,
+) {
     let width = w.ds.stride;
     // SAFETY: rows and registers inside the matrices.
     unsafe {
-        for row in 0..rows {
-            value_gradients::<L, R>(w, column + row, t);
+        let mut row = 0;
+        while row + ROWS <= rows {
+            value_gradients::<L, ROWS, R>(w, column + row, t);
+            row += ROWS;
+        }
+        while row < rows {
+            value_gradients::<L, 1, R>(w, column + row, t);
+            row += 1;
         }
         let mut j = 0;
-        while j + TILE * L::COUNT <= width {
-            sums::<L, TILE, R, SWEEP>(w, column, rows, t, j);
-            j += TILE * L::COUNT;
+        while j + WIDE * L::COUNT <= width {
+            sums::<L, WIDE, R, SWEEP>(w, column, rows, t, j);
+            j += WIDE * L::COUNT;
         }
         while j < width {
             sums::<L, 1, R, SWEEP>(w, column, rows, t, j);
@@ -158,38 +210,49 @@ unsafe fn token<L: Lanes, R: Rule, const SWEEP: bool>(w: &Workspace, column: usi
     }
 }
 
-/// Adds the output's share to the gradient of the state, and from it takes the gradients of `u` and `v`.
+/// Adds the output's share to the gradients of `M` columns of the state, and from them takes the gradients
+/// of `u` and `v`.
 #[inline(always)]
-unsafe fn value_gradients<L: Lanes, R: Rule>(w: &Workspace, column: usize, t: usize) {
+#[allow(clippy::needless_range_loop, reason = "tiles are indexed by row")]
+unsafe fn value_gradients<L: Lanes, const M: usize, R: Rule>(w: &Workspace, column: usize, t: usize) {
     // SAFETY: vouched for by the caller.
     unsafe {
-        let d_o = L::splat(*w.d_o.at(t, column));
+        let zero = L::splat(0.0);
+        let (mut d_o, mut d_u, mut d_v) = ([zero; M], [zero; M], [zero; M]);
+        for m in 0..M {
+            d_o[m] = L::splat(*w.d_o.at(t, column + m));
+        }
         let beta = L::splat(if R::MOMENTUM { w.staged.momentum_rate(t) } else { 0.0 });
-        let (mut d_u, mut d_v) = (L::splat(0.0), L::splat(0.0));
         let mut j = 0;
         while j < w.ds.stride {
-            let ds = d_o.mul_add(L::load(w.staged.q.at(t, j)), L::load(w.ds.at(column, j)));
-            ds.store(w.ds.at(column, j));
-            let mut written = ds;
-            if R::MOMENTUM {
-                written = beta.mul_add(ds, L::load(w.dp.at(column, j)));
-                written.store(w.dp.at(column, j));
-            }
-            d_u = written.mul_add(L::load(w.staged.write.at(t, j)), d_u);
-            if R::ADDS_VALUE {
-                d_v = ds.mul_add(L::load(w.staged.value_key.at(t, j)), d_v);
+            let (q, write) = (L::load(w.staged.q.at(t, j)), L::load(w.staged.write.at(t, j)));
+            let value_key = if R::ADDS_VALUE { L::load(w.staged.value_key.at(t, j)) } else { write };
+            for m in 0..M {
+                let ds = d_o[m].mul_add(q, L::load(w.ds.at(column + m, j)));
+                ds.store(w.ds.at(column + m, j));
+                let mut written = ds;
+                if R::MOMENTUM {
+                    written = beta.mul_add(ds, L::load(w.dp.at(column + m, j)));
+                    written.store(w.dp.at(column + m, j));
+                }
+                d_u[m] = written.mul_add(write, d_u[m]);
+                if R::ADDS_VALUE {
+                    d_v[m] = ds.mul_add(value_key, d_v[m]);
+                }
             }
             j += L::COUNT;
         }
-        let d_u = d_u.sum();
-        *w.d_u.at(t, column) = d_u;
-        *w.d_v.at(t, column) = if R::CORRECTS {
-            w.staged.rate(t) * d_u
-        } else if R::ADDS_VALUE {
-            d_v.sum()
-        } else {
-            d_u
-        };
+        for m in 0..M {
+            let d_u = d_u[m].sum();
+            *w.d_u.at(t, column + m) = d_u;
+            *w.d_v.at(t, column + m) = if R::CORRECTS {
+                w.staged.rate(t) * d_u
+            } else if R::ADDS_VALUE {
+                d_v[m].sum()
+            } else {
+                d_u
+            };
+        }
     }
 }
 
@@ -203,7 +266,6 @@ unsafe fn sums<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(
     t: usize,
     first: usize,
 ) {
-    let sweep = |x: L| if SWEEP { x.flush_tiny() } else { x };
     // SAFETY: vouched for by the caller.
     unsafe {
         let zero = [L::splat(0.0); N];
@@ -228,7 +290,7 @@ unsafe fn sums<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(
                     d_momentum_rate[n] =
                         ds.mul_add(L::load(w.momenta.at(before + BLOCK, j)), d_momentum_rate[n]);
                     d_momentum[n] = written.mul_add(L::load(w.momenta.at(before, j)), d_momentum[n]);
-                    sweep(written.mul(mu)).store(w.dp.at(column + row, j));
+                    swept::<L, SWEEP>(written.mul(mu)).store(w.dp.at(column + row, j));
                 }
                 d_write[n] = u.mul_add(written, d_write[n]);
                 let mut past = ds.mul(L::load(w.staged.decay.at(t, j)));
@@ -239,27 +301,32 @@ unsafe fn sums<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(
                 if R::ADDS_VALUE {
                     d_value_key[n] = v.mul_add(ds, d_value_key[n]);
                 }
-                sweep(past).store(w.ds.at(column + row, j));
+                swept::<L, SWEEP>(past).store(w.ds.at(column + row, j));
             }
         }
         for n in 0..N {
             let j = first + n * L::COUNT;
-            let add = |to: Matrix, x: L| L::load(to.at(t, j)).add(x).store(to.at(t, j));
-            add(w.d_q, d_q[n]);
-            add(w.d_write, d_write[n]);
-            add(w.d_decay, d_decay[n]);
+            add_to(w.d_q.at(t, j), d_q[n]);
+            add_to(w.d_write.at(t, j), d_write[n]);
+            add_to(w.d_decay.at(t, j), d_decay[n]);
             if R::READS {
-                add(w.d_read, d_read[n]);
+                add_to(w.d_read.at(t, j), d_read[n]);
             }
             if R::ADDS_VALUE {
-                add(w.d_value_key, d_value_key[n]);
+                add_to(w.d_value_key.at(t, j), d_value_key[n]);
             }
             if R::MOMENTUM {
-                add(w.d_momentum, d_momentum[n]);
-                add(w.d_momentum_rate, d_momentum_rate[n]);
+                add_to(w.d_momentum.at(t, j), d_momentum[n]);
+                add_to(w.d_momentum_rate.at(t, j), d_momentum_rate[n]);
             }
         }
     }
+}
+
+#[inline(always)]
+unsafe fn add_to<L: Lanes>(to: *mut f32, x: L) {
+    // SAFETY: called on registers inside a matrix.
+    unsafe { L::load(to).add(x).store(to) };
 }
 
 /// Finishes and writes the gradients of the key-sized inputs.
@@ -271,7 +338,7 @@ unsafe fn key_gradients<L: Lanes, R: Rule>(x: &BackwardTask<'_, R>, w: &Workspac
     // SAFETY: the chunk is inside arrays of the checked lengths.
     unsafe {
         let scale = inputs.dims.scale;
-        each::<L>(w.d_q, 0..place.tokens, |d| d.mul(d.same(scale)));
+        scale_rows::<L>(w.d_q, 0..place.tokens, scale);
         if !R::MOMENTUM {
             for t in 0..place.tokens {
                 decay_gradients::<L, R>(x, w, place, t);

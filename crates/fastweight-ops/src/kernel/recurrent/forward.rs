@@ -3,10 +3,11 @@
 #![allow(clippy::needless_range_loop, reason = "tiles are indexed by register")]
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
-use super::{Inputs, Rule, Staged};
+use super::{Inputs, Rule, Staged, prefetch_token, sweeps, swept};
 use crate::kernel::gates::CHUNK;
-use crate::kernel::memory::{Place, prefetch_rows};
+use crate::kernel::memory::Place;
 use crate::kernel::plan::{Plan, Task};
 use crate::kernel::simd::{InstructionSet, Kernel, Lanes, dispatch};
 use crate::kernel::tile::{Matrix, column_tiles, copy_in, copy_out};
@@ -91,7 +92,11 @@ struct ForwardTask<'a, R> {
 }
 
 /// A chunk in progress.
-struct Chunk<R> {
+struct Chunk<'a, R> {
+    inputs: &'a Inputs<'a>,
+    /// The next chunk's first token, and its tokens.
+    next: (usize, usize),
+    value_columns: &'a Range<usize>,
     staged: Staged,
     v: Matrix,
     /// What the next token reads.
@@ -118,7 +123,7 @@ impl<R: Rule> Kernel for ForwardTask<'_, R> {
         let (key, value, heads) = (dims.key, dims.value, dims.heads);
         let columns = task.columns.len();
         let width = columns.next_multiple_of(L::COUNT);
-        let mut staged = Staged::carve(&mut self.carver, key.next_multiple_of(L::COUNT));
+        let staged = Staged::carve(&mut self.carver, key.next_multiple_of(L::COUNT));
         let v = self.carver.matrix(CHUNK, width);
         let reading = self.carver.matrix(1, width);
         let s = self.carver.matrix(key, width);
@@ -144,7 +149,11 @@ impl<R: Rule> Kernel for ForwardTask<'_, R> {
                 }
                 staged.load::<L, R>(inputs, place);
                 copy_in::<L>(v, CHUNK, inputs.v.as_ptr().add(first), stride, place.tokens, columns);
+                let left = task.tokens.saturating_sub((index + 1) * CHUNK).min(CHUNK);
                 let c = Chunk {
+                    inputs,
+                    next: (place.position + CHUNK * heads, left),
+                    value_columns: &task.columns,
                     staged,
                     v,
                     reading,
@@ -158,7 +167,6 @@ impl<R: Rule> Kernel for ForwardTask<'_, R> {
                     stride,
                     rule: PhantomData::<R>,
                 };
-                prefetch_next(inputs, &place, task, index);
                 column_tiles!(L, WIDE, width, tile, R; &c);
             }
             copy_out::<L>(s, targets.state.at(state), value, key, columns);
@@ -169,34 +177,19 @@ impl<R: Rule> Kernel for ForwardTask<'_, R> {
     }
 }
 
-/// Asks for the keys of the next chunk.
-#[inline(always)]
-fn prefetch_next(inputs: &Inputs<'_>, place: &Place, task: &Task, index: usize) {
-    let dims = inputs.dims;
-    let left = task.tokens.saturating_sub((index + 1) * CHUNK).min(CHUNK);
-    let ahead = (place.position + CHUNK * dims.heads) * dims.key;
-    for from in [inputs.q, inputs.write, inputs.read, inputs.value_key, inputs.decay] {
-        if from.len() == inputs.q.len() {
-            let mut row = 0;
-            while row < left {
-                let start = from.as_ptr().wrapping_add(ahead);
-                prefetch_rows(start, dims.heads * dims.key, dims.key, row, left);
-                row += super::super::tile::ROWS;
-            }
-        }
-    }
-}
-
 /// All tokens of the chunk over `N` registers of value columns.
 #[inline(always)]
-unsafe fn tile<L: Lanes, const N: usize, R: Rule>(column: usize, c: &Chunk<R>) {
+unsafe fn tile<L: Lanes, const N: usize, R: Rule>(column: usize, c: &Chunk<'_, R>) {
     // SAFETY: the columns are inside the matrices.
     unsafe {
         if R::READS {
             first_reading::<L, N, R>(column, c);
         }
         for t in 0..c.tokens {
-            if c.staged.sweeps(t) {
+            if column == 0 && t < c.next.1 {
+                prefetch_token(c.inputs, c.next.0, t, c.value_columns);
+            }
+            if sweeps(t) {
                 token::<L, N, R, true>(column, t, c);
             } else {
                 token::<L, N, R, false>(column, t, c);
@@ -207,7 +200,7 @@ unsafe fn tile<L: Lanes, const N: usize, R: Rule>(column: usize, c: &Chunk<R>) {
 
 /// What the chunk's first token reads.
 #[inline(always)]
-unsafe fn first_reading<L: Lanes, const N: usize, R: Rule>(column: usize, c: &Chunk<R>) {
+unsafe fn first_reading<L: Lanes, const N: usize, R: Rule>(column: usize, c: &Chunk<'_, R>) {
     // SAFETY: vouched for by the caller.
     unsafe {
         let mut reading = [L::splat(0.0); N];
@@ -225,8 +218,11 @@ unsafe fn first_reading<L: Lanes, const N: usize, R: Rule>(column: usize, c: &Ch
 
 /// One token: the write, the output, and what the next token reads.
 #[inline(always)]
-unsafe fn token<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(column: usize, t: usize, c: &Chunk<R>) {
-    let sweep = |x: L| if SWEEP { x.flush_tiny() } else { x };
+unsafe fn token<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(
+    column: usize,
+    t: usize,
+    c: &Chunk<'_, R>,
+) {
     // SAFETY: vouched for by the caller; rows and columns are inside the matrices.
     unsafe {
         let staged = &c.staged;
@@ -258,7 +254,7 @@ unsafe fn token<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(column: us
                 let mut s = L::load(at).mul(w);
                 if R::MOMENTUM {
                     let momentum = c.p.at(i, column + n * L::COUNT);
-                    let p = sweep(x.mul_add(u[n], L::load(momentum).mul(mu)));
+                    let p = swept::<L, SWEEP>(x.mul_add(u[n], L::load(momentum).mul(mu)));
                     p.store(momentum);
                     s = beta.mul_add(p, s);
                 } else {
@@ -267,7 +263,7 @@ unsafe fn token<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(column: us
                 if R::ADDS_VALUE {
                     s = y.mul_add(v[n], s);
                 }
-                let s = sweep(s);
+                let s = swept::<L, SWEEP>(s);
                 s.store(at);
                 output[n] = q.mul_add(s, output[n]);
                 if R::READS {

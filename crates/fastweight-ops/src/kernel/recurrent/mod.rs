@@ -14,9 +14,11 @@ mod backward_rows;
 pub(crate) mod forward;
 pub(crate) mod step;
 
+use std::ops::Range;
+
 use super::dims::Dims;
 use super::gates::CHUNK;
-use super::memory::Place;
+use super::memory::{Place, prefetch_rows};
 use super::simd::Lanes;
 use super::tile::{Matrix, copy_in};
 use super::workspace::Carver;
@@ -145,10 +147,15 @@ impl Inputs<'_> {
     }
 }
 
-/// Decay factors below this make a token sweep its state for numbers about to turn denormal.
-const STRONG: f32 = 0.15;
-/// Tokens between two sweeps under weaker decays: `STRONG^8` keeps what the sweep left above `2^-126`.
-const SWEEP: usize = 8;
+/// Tokens between two sweeps of a state for numbers about to turn denormal.
+const SWEEP: usize = 4;
+
+/// Whether a token of a chunk sweeps. Between two sweeps decays above 0.01 leave nothing denormal; stronger
+/// ones pass through the denormal numbers in a token or two.
+#[inline(always)]
+pub(super) fn sweeps(t: usize) -> bool {
+    t.is_multiple_of(SWEEP)
+}
 
 /// The key-sized inputs of a chunk, row by token, padded with zeros (decays with ones).
 #[derive(Debug, Clone, Copy)]
@@ -161,8 +168,6 @@ pub(super) struct Staged {
     pub decay: Matrix,
     /// Rows: rates, momentum factors, momentum rates.
     scalars: Matrix,
-    /// Bit `t`: the token sweeps.
-    pub sweeps: u32,
 }
 
 impl Staged {
@@ -180,7 +185,6 @@ impl Staged {
             value_key: carver.matrix(CHUNK, key),
             decay: carver.matrix(CHUNK, key),
             scalars: carver.matrix(3, CHUNK),
-            sweeps: 0,
         }
     }
 
@@ -189,7 +193,7 @@ impl Staged {
     /// # Safety
     /// The CPU supports `L`; the place is inside the checked inputs.
     #[inline(always)]
-    pub unsafe fn load<L: Lanes, R: Rule>(&mut self, inputs: &Inputs<'_>, place: Place) {
+    pub unsafe fn load<L: Lanes, R: Rule>(&self, inputs: &Inputs<'_>, place: Place) {
         let Dims { heads, key, scale, .. } = *inputs.dims;
         let Place { tokens, position, .. } = place;
         let stride = heads * key;
@@ -199,7 +203,7 @@ impl Staged {
                 copy_in::<L>(to, tokens, from.as_ptr().add(position * key), stride, tokens, key);
             };
             keys(self.q, inputs.q);
-            each::<L>(self.q, 0..tokens, |q| q.mul(q.same(scale)));
+            scale_rows::<L>(self.q, 0..tokens, scale);
             keys(self.write, inputs.write);
             if R::ADDS_VALUE {
                 keys(self.value_key, inputs.value_key);
@@ -207,25 +211,15 @@ impl Staged {
             if R::MOMENTUM {
                 for t in 0..tokens {
                     let factor = *inputs.decay.get_unchecked(position + t * heads);
-                    each::<L>(self.decay, t..t + 1, |_| L::splat(factor));
+                    fill::<L>(self.decay, t..t + 1, factor);
                 }
             } else {
                 keys(self.decay, inputs.decay);
-                each::<L>(self.decay, 0..tokens, L::exp);
             }
-            if R::READS_DECAYED {
-                for t in 0..tokens {
-                    let mut j = 0;
-                    while j < self.read.stride {
-                        let decayed = L::load(self.write.at(t, j)).mul(L::load(self.decay.at(t, j)));
-                        decayed.store(self.read.at(t, j));
-                        j += L::COUNT;
-                    }
-                }
-            } else if R::READS {
+            if R::READS && !R::READS_DECAYED {
                 keys(self.read, inputs.read);
             }
-            each::<L>(self.read, tokens..tokens + 1, |x| x.same(0.0));
+            fill::<L>(self.read, tokens..tokens + 1, 0.0);
             for t in 0..tokens {
                 let at = position + t * heads;
                 if R::CORRECTS {
@@ -236,29 +230,29 @@ impl Staged {
                     *self.scalars.at(2, t) = *inputs.momentum_rate.get_unchecked(at);
                 }
             }
-            self.sweeps = self.sweeping::<L, R>(tokens);
+            if !R::MOMENTUM {
+                self.decays::<L, R>(tokens);
+            }
         }
     }
 
+    /// From the log decays to the decays and what is read with them.
     #[inline(always)]
-    unsafe fn sweeping<L: Lanes, R: Rule>(&self, tokens: usize) -> u32 {
-        let mut sweeps = 0;
+    unsafe fn decays<L: Lanes, R: Rule>(&self, tokens: usize) {
         for t in 0..tokens {
-            // SAFETY: rows of the chunk, just loaded.
-            let weakest = unsafe {
-                let mut largest = L::splat(-1.0);
-                let mut j = 0;
-                while j < self.decay.stride {
-                    let decay = L::load(self.decay.at(t, j));
-                    largest = largest.max(largest.same(0.0).sub(decay));
-                    j += L::COUNT;
+            let mut j = 0;
+            while j < self.decay.stride {
+                // SAFETY: rows of the chunk, just loaded.
+                unsafe {
+                    let decay = L::load(self.decay.at(t, j)).exp();
+                    decay.store(self.decay.at(t, j));
+                    if R::READS_DECAYED {
+                        L::load(self.write.at(t, j)).mul(decay).store(self.read.at(t, j));
+                    }
                 }
-                -largest.largest()
-            };
-            let strong = weakest < STRONG || (R::MOMENTUM && self.momentum(t) < STRONG);
-            sweeps |= u32::from(strong || t % SWEEP == 0) << t;
+                j += L::COUNT;
+            }
         }
-        sweeps
     }
 
     /// The rate of the correction.
@@ -281,26 +275,59 @@ impl Staged {
         // SAFETY: `t` is below CHUNK.
         unsafe { *self.scalars.at(2, t) }
     }
-
-    /// Whether the token clears what is about to turn denormal.
-    #[inline(always)]
-    pub fn sweeps(&self, t: usize) -> bool {
-        self.sweeps >> t & 1 == 1
-    }
 }
 
-/// Replaces every register of the rows.
+/// Asks for token `t` of a chunk some tokens away from this one, in all key-sized inputs and the values.
+#[inline(always)]
+pub(super) fn prefetch_token(inputs: &Inputs<'_>, position: usize, t: usize, columns: &Range<usize>) {
+    let dims = inputs.dims;
+    let at = position.wrapping_add(t * dims.heads);
+    for from in [inputs.q, inputs.write, inputs.read, inputs.value_key, inputs.decay] {
+        if from.len() == inputs.q.len() {
+            prefetch_rows(from.as_ptr().wrapping_add(at.wrapping_mul(dims.key)), 0, dims.key, 0, 1);
+        }
+    }
+    let first = at.wrapping_mul(dims.value).wrapping_add(columns.start);
+    prefetch_rows(inputs.v.as_ptr().wrapping_add(first), 0, columns.len(), 0, 1);
+}
+
+/// Fills rows with one number.
 ///
 /// # Safety
 /// The CPU supports `L`; the rows are inside the matrix.
 #[inline(always)]
-pub(super) unsafe fn each<L: Lanes>(m: Matrix, rows: std::ops::Range<usize>, change: impl Fn(L) -> L) {
+pub(super) unsafe fn fill<L: Lanes>(m: Matrix, rows: Range<usize>, x: f32) {
     for i in rows {
         let mut j = 0;
         while j < m.stride {
             // SAFETY: vouched for by the caller.
-            unsafe { change(L::load(m.at(i, j))).store(m.at(i, j)) };
+            unsafe { L::splat(x).store(m.at(i, j)) };
             j += L::COUNT;
         }
     }
+}
+
+/// Multiplies rows by one number.
+///
+/// # Safety
+/// As [`fill`].
+#[inline(always)]
+pub(super) unsafe fn scale_rows<L: Lanes>(m: Matrix, rows: Range<usize>, factor: f32) {
+    for i in rows {
+        let mut j = 0;
+        while j < m.stride {
+            // SAFETY: vouched for by the caller.
+            unsafe { L::load(m.at(i, j)).mul(L::splat(factor)).store(m.at(i, j)) };
+            j += L::COUNT;
+        }
+    }
+}
+
+/// Clears tiny numbers in a token that sweeps.
+///
+/// The helpers here are functions, not closures: a closure over lanes is compiled for the baseline
+/// instruction set and may not be inlined.
+#[inline(always)]
+pub(super) fn swept<L: Lanes, const SWEEP: bool>(x: L) -> L {
+    if SWEEP { x.flush_tiny() } else { x }
 }

@@ -86,7 +86,7 @@ impl<R: Rule> Kernel for StepTask<'_, R> {
     #[inline(always)]
     unsafe fn run<L: Lanes, const WIDE: usize>(mut self) {
         let (key, value) = (self.inputs.dims.key, self.inputs.dims.value);
-        let mut staged = Staged::carve(&mut self.carver, key.next_multiple_of(L::COUNT));
+        let staged = Staged::carve(&mut self.carver, key.next_multiple_of(L::COUNT));
         for unit in self.units {
             // SAFETY: `dispatch` vouches for the instruction set, `step` for the lengths; `unit` is in range
             // and this task's own.
