@@ -7,6 +7,7 @@
 //! `w`, `a` and `b`.
 
 mod composed;
+pub mod reference;
 
 use burn::tensor::Tensor;
 

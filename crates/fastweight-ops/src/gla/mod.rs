@@ -4,6 +4,7 @@
 //! al. 2023, arXiv 2312.06635). HGRN2 (2404.07904) is the same with `k_t = 1 - exp(g_t)`.
 
 mod composed;
+pub mod reference;
 
 use burn::tensor::Tensor;
 

@@ -6,6 +6,7 @@
 //! bounded.
 
 mod composed;
+pub mod reference;
 
 use burn::tensor::Tensor;
 

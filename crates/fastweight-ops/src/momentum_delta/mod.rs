@@ -5,6 +5,7 @@
 //! with the key `p` from the state before its decay. [Titans](crate::titans) is the same recurrence with `p = k`.
 
 mod composed;
+pub mod reference;
 
 use burn::tensor::Tensor;
 

@@ -5,6 +5,8 @@
 //! `alpha` (Behrouz et al. 2025, arXiv 2501.00663; double `theta` for a loss without the half). The recurrence is
 //! the one of [`momentum_delta`](crate::momentum_delta).
 
+pub mod reference;
+
 use burn::tensor::Tensor;
 
 use crate::check::Arguments;
