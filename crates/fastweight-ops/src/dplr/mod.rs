@@ -7,11 +7,15 @@
 //! `w`, `a` and `b`.
 
 mod composed;
+pub mod cpu;
 pub mod reference;
+
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use crate::check::{Arguments, default_scale};
+use crate::check::{Arguments, default_scale, tracked};
+use crate::fused::{apply, step_in_place};
 use crate::{OpError, Path, SequenceOptions};
 
 const NAME: &str = "dplr";
@@ -44,11 +48,14 @@ pub fn dplr(
     arguments.tensor("b", &b, q.dims())?;
     let initial =
         arguments.state("initial", initial, [dims.states(), dims.heads, dims.key, dims.value], &q)?;
-    if options.path == Path::Fused {
-        return Err(OpError::NoFusedKernel { operator: NAME, found: "any".into() });
-    }
+    let fused = options.path.is_fused(NAME, &q)?;
     if dims.time == 0 {
         return Ok((v, initial));
+    }
+    if fused {
+        let inputs = [q, w, k, v, a, b, initial].map(Tensor::into_dispatch);
+        let [o, state, _] = apply(Arc::new(cpu::FusedDplr { dims }), inputs.into());
+        return Ok((Tensor::from_dispatch(o), Tensor::from_dispatch(state)));
     }
     let scale = options.scale.map_or_else(|| default_scale(dims.key), f64::from);
     Ok(composed::run([q, w, k, v, a, b], initial, options.offsets.as_ref(), scale))
@@ -79,6 +86,15 @@ pub fn dplr_step(
     arguments.tensor("a", &a, q.dims())?;
     arguments.tensor("b", &b, q.dims())?;
     arguments.tensor("state", &state, [dims.batch, dims.heads, dims.key, dims.value])?;
+    let gradients = tracked([&q, &w, &k, &v, &a, &b]) || tracked([&state]);
+    if Path::Auto.is_fused(NAME, &q)? && !gradients {
+        let shape = v.dims();
+        let inputs = [q, w, k, v, a, b].map(Tensor::into_dispatch);
+        let (o, state) = step_in_place(state, inputs.into(), &shape, |state, x, out| {
+            cpu::step(&dims, state, x[0], x[1], x[2], x[3], x[4], x[5], out);
+        });
+        return Ok((Tensor::from_dispatch(o), state));
+    }
     let options = SequenceOptions { scale, ..SequenceOptions::default() };
     let [q, w, k, v, a, b] = [q, w, k, v, a, b].map(|x| x.unsqueeze_dim(1));
     let (o, state) = dplr(q, w, k, v, a, b, Some(state), &options)?;

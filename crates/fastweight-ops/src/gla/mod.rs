@@ -4,11 +4,15 @@
 //! al. 2023, arXiv 2312.06635). HGRN2 (2404.07904) is the same with `k_t = 1 - exp(g_t)`.
 
 mod composed;
+pub mod cpu;
 pub mod reference;
+
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use crate::check::{Arguments, default_scale};
+use crate::check::{Arguments, default_scale, tracked};
+use crate::fused::{apply, step_in_place};
 use crate::{OpError, Path, SequenceOptions};
 
 const NAME: &str = "gated_linear_attention";
@@ -36,11 +40,14 @@ pub fn gated_linear_attention(
     arguments.gate("gate", &gate, q.dims())?;
     let initial =
         arguments.state("initial", initial, [dims.states(), dims.heads, dims.key, dims.value], &q)?;
-    if options.path == Path::Fused {
-        return Err(OpError::NoFusedKernel { operator: NAME, found: "any".into() });
-    }
+    let fused = options.path.is_fused(NAME, &q)?;
     if dims.time == 0 {
         return Ok((v, initial));
+    }
+    if fused {
+        let inputs = [q, k, v, gate, initial].map(Tensor::into_dispatch);
+        let [o, state, _] = apply(Arc::new(cpu::FusedGla { dims }), inputs.into());
+        return Ok((Tensor::from_dispatch(o), Tensor::from_dispatch(state)));
     }
     let scale = options.scale.map_or_else(|| default_scale(dims.key), f64::from);
     Ok(composed::run([q, k, v, gate], initial, options.offsets.as_ref(), scale))
@@ -66,6 +73,15 @@ pub fn gated_linear_attention_step(
     let dims = arguments.token(&q, &k, &v, scale)?;
     arguments.gate("gate", &gate, q.dims())?;
     arguments.tensor("state", &state, [dims.batch, dims.heads, dims.key, dims.value])?;
+    let gradients = tracked([&q, &k, &v, &gate]) || tracked([&state]);
+    if Path::Auto.is_fused(NAME, &q)? && !gradients {
+        let shape = v.dims();
+        let inputs = [q, k, v, gate].map(Tensor::into_dispatch);
+        let (o, state) = step_in_place(state, inputs.into(), &shape, |state, x, out| {
+            cpu::step(&dims, state, x[0], x[1], x[2], x[3], out);
+        });
+        return Ok((Tensor::from_dispatch(o), state));
+    }
     let options = SequenceOptions { scale, ..SequenceOptions::default() };
     let [q, k, v, gate] = [q, k, v, gate].map(|x| x.unsqueeze_dim(1));
     let (o, state) = gated_linear_attention(q, k, v, gate, Some(state), &options)?;

@@ -6,11 +6,15 @@
 //! bounded.
 
 mod composed;
+pub mod cpu;
 pub mod reference;
+
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use crate::check::{Arguments, default_scale};
+use crate::check::{Arguments, default_scale, tracked};
+use crate::fused::{apply, step_in_place};
 use crate::{OpError, Path, SequenceOptions};
 
 const NAME: &str = "kimi_delta_attention";
@@ -40,11 +44,15 @@ pub fn kimi_delta_attention(
     arguments.gate("gate", &gate, q.dims())?;
     let initial =
         arguments.state("initial", initial, [dims.states(), dims.heads, dims.key, dims.value], &q)?;
-    if options.path == Path::Fused {
-        return Err(OpError::NoFusedKernel { operator: NAME, found: "any".into() });
-    }
+    let fused = options.path.is_fused(NAME, &q)?;
     if dims.time == 0 {
         return Ok((v, initial));
+    }
+    if fused {
+        let mut inputs = vec![q.into_dispatch(), k.into_dispatch(), v.into_dispatch(), beta.into_dispatch()];
+        inputs.extend([gate.into_dispatch(), initial.into_dispatch()]);
+        let [o, state, _] = apply(Arc::new(cpu::FusedKda { dims }), inputs);
+        return Ok((Tensor::from_dispatch(o), Tensor::from_dispatch(state)));
     }
     let scale = options.scale.map_or_else(|| default_scale(dims.key), f64::from);
     let tokens = [q, k, v, beta.unsqueeze_dim(3), gate];
@@ -73,6 +81,21 @@ pub fn kimi_delta_attention_step(
     arguments.tensor("beta", &beta, [dims.batch, dims.heads])?;
     arguments.gate("gate", &gate, q.dims())?;
     arguments.tensor("state", &state, [dims.batch, dims.heads, dims.key, dims.value])?;
+    let gradients = tracked([&q, &k, &v, &gate]) || tracked([&beta]) || tracked([&state]);
+    if Path::Auto.is_fused(NAME, &q)? && !gradients {
+        let shape = v.dims();
+        let inputs = [
+            q.into_dispatch(),
+            k.into_dispatch(),
+            v.into_dispatch(),
+            beta.into_dispatch(),
+            gate.into_dispatch(),
+        ];
+        let (o, state) = step_in_place(state, inputs.into(), &shape, |state, x, out| {
+            cpu::step(&dims, state, x[0], x[1], x[2], x[3], x[4], out);
+        });
+        return Ok((Tensor::from_dispatch(o), state));
+    }
     let options = SequenceOptions { scale, ..SequenceOptions::default() };
     let [q, k, v, gate] = [q, k, v, gate].map(|x| x.unsqueeze_dim(1));
     let (o, state) = kimi_delta_attention(q, k, v, beta.unsqueeze_dim(1), gate, Some(state), &options)?;

@@ -5,11 +5,15 @@
 //! with the key `p` from the state before its decay. [Titans](crate::titans) is the same recurrence with `p = k`.
 
 mod composed;
+pub mod cpu;
 pub mod reference;
+
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use crate::check::{Arguments, default_scale};
+use crate::check::{Arguments, default_scale, tracked};
+use crate::fused::{apply, step_states_in_place};
 use crate::kernel::Dims;
 use crate::{OpError, Path, SequenceOptions};
 
@@ -89,12 +93,12 @@ pub fn momentum_delta_rule(
     run(NAME, [q, k, p, v], multipliers, [s, m], dims, options)
 }
 
-/// What the recurrence multiplies with, `[B,T,H]` each, as plain numbers.
-pub(crate) struct Multipliers {
-    pub(crate) retain: Tensor<3>,
-    pub(crate) momentum: Tensor<3>,
-    pub(crate) write: Tensor<3>,
-    pub(crate) rate: Tensor<3>,
+/// What the recurrence multiplies with as plain numbers, `[B,T,H]` each, or `[B,H]` of one token.
+pub(crate) struct Multipliers<const D: usize> {
+    pub(crate) retain: Tensor<D>,
+    pub(crate) momentum: Tensor<D>,
+    pub(crate) write: Tensor<D>,
+    pub(crate) rate: Tensor<D>,
 }
 
 /// `P_t = momentum P_{t-1} + rate k (v - S_{t-1}^T p)^T`, `S_t = retain S_{t-1} + write P_t`, `o = scale S_t^T q` on
@@ -102,18 +106,23 @@ pub(crate) struct Multipliers {
 pub(crate) fn run(
     name: &'static str,
     [q, k, p, v]: [Tensor<4>; 4],
-    multipliers: Multipliers,
+    multipliers: Multipliers<3>,
     [state, momentum_state]: [Tensor<4>; 2],
     dims: Dims,
     options: &SequenceOptions,
 ) -> Result<(Tensor<4>, Tensor<4>, Tensor<4>), OpError> {
-    if options.path == Path::Fused {
-        return Err(OpError::NoFusedKernel { operator: name, found: "any".into() });
-    }
+    let fused = options.path.is_fused(name, &q)?;
     if dims.time == 0 {
         return Ok((v, state, momentum_state));
     }
     let Multipliers { retain, momentum, write, rate } = multipliers;
+    if fused {
+        let mut inputs: Vec<_> = [q, k, p, v].map(Tensor::into_dispatch).into();
+        inputs.extend([retain, momentum, write, rate].map(Tensor::into_dispatch));
+        inputs.extend([state, momentum_state].map(Tensor::into_dispatch));
+        let [o, s, p] = apply(Arc::new(cpu::FusedMomentumDelta { dims }), inputs);
+        return Ok((Tensor::from_dispatch(o), Tensor::from_dispatch(s), Tensor::from_dispatch(p)));
+    }
     let scale = options.scale.map_or_else(|| default_scale(dims.key), f64::from);
     let [retain, momentum, write, rate] = [retain, momentum, write, rate].map(|x| x.unsqueeze_dim(3));
     let tokens = composed::Tokens { q, k, p, v, retain, momentum, write, rate };
@@ -146,26 +155,36 @@ pub fn momentum_delta_rule_step(
     let shape = [dims.batch, dims.heads, dims.key, dims.value];
     arguments.tensor("memory", &state.0, shape)?;
     arguments.tensor("momentum", &state.1, shape)?;
-    let multipliers = Multipliers {
-        retain: log_alpha.exp().unsqueeze_dim(1),
-        momentum: log_mu.exp().unsqueeze_dim(1),
-        write: beta.neg().unsqueeze_dim(1),
-        rate: eta.neg().unsqueeze_dim(1),
-    };
+    let multipliers =
+        Multipliers { retain: log_alpha.exp(), momentum: log_mu.exp(), write: beta.neg(), rate: eta.neg() };
     run_step(NAME, [q, k, p, v], multipliers, state.into(), dims, scale)
 }
 
-/// [`run`] for one token of each row; `multipliers` with a time of one.
+/// [`run`] for one token of each row.
 pub(crate) fn run_step(
     name: &'static str,
-    tokens: [Tensor<3>; 4],
-    multipliers: Multipliers,
+    [q, k, p, v]: [Tensor<3>; 4],
+    multipliers: Multipliers<2>,
     state: [Tensor<4>; 2],
     dims: Dims,
     scale: Option<f32>,
 ) -> Result<(Tensor<3>, Tensor<4>, Tensor<4>), OpError> {
+    let Multipliers { retain, momentum, write, rate } = multipliers;
+    let gradients =
+        tracked([&q, &k, &p, &v]) || tracked([&retain, &momentum, &write, &rate]) || tracked(&state);
+    if Path::Auto.is_fused(name, &q)? && !gradients {
+        let shape = v.dims();
+        let mut inputs: Vec<_> = [q, k, p, v].map(Tensor::into_dispatch).into();
+        inputs.extend([retain, momentum, write, rate].map(Tensor::into_dispatch));
+        let (o, [s, p]) = step_states_in_place(state, inputs, &shape, |[s, p], x, out| {
+            cpu::step(&dims, s, p, x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], out);
+        });
+        return Ok((Tensor::from_dispatch(o), s, p));
+    }
     let options = SequenceOptions { scale, ..SequenceOptions::default() };
-    let tokens = tokens.map(|x| x.unsqueeze_dim(1));
+    let tokens = [q, k, p, v].map(|x| x.unsqueeze_dim(1));
+    let [retain, momentum, write, rate] = [retain, momentum, write, rate].map(|x| x.unsqueeze_dim(1));
+    let multipliers = Multipliers { retain, momentum, write, rate };
     let (o, s, p) = run(name, tokens, multipliers, state, dims, &options)?;
     Ok((o.squeeze_dim(1), s, p))
 }

@@ -48,7 +48,7 @@ pub fn titans_memory(
     run(NAME, [q, k.clone(), k, v], multipliers(theta, eta, alpha), [memory, momentum], dims, options)
 }
 
-fn multipliers(theta: Tensor<3>, eta: Tensor<3>, alpha: Tensor<3>) -> Multipliers {
+fn multipliers<const D: usize>(theta: Tensor<D>, eta: Tensor<D>, alpha: Tensor<D>) -> Multipliers<D> {
     let write = alpha.ones_like();
     Multipliers { retain: alpha.neg().add_scalar(1.0), momentum: eta, write, rate: theta }
 }
@@ -80,6 +80,5 @@ pub fn titans_memory_step(
     let shape = [dims.batch, dims.heads, dims.key, dims.value];
     arguments.tensor("memory", &state.0, shape)?;
     arguments.tensor("momentum", &state.1, shape)?;
-    let [theta, eta, alpha] = [theta, eta, alpha].map(|x| x.unsqueeze_dim(1));
     run_step(NAME, [q, k.clone(), k, v], multipliers(theta, eta, alpha), state.into(), dims, scale)
 }
