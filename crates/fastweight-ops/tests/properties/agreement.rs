@@ -35,7 +35,7 @@ pub fn sizes(longest: usize) -> impl Strategy<Value = Sizes> {
 }
 
 proptest! {
-    #![proptest_config(cases(60))]
+    #![proptest_config(cases(110))]
 
     #[test]
     fn loop_fused_composed_and_steps_agree(
