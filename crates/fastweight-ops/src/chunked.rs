@@ -5,6 +5,8 @@
 //! arXiv 2406.06484, gated in 2412.06464): the corrected values `U` of a chunk solve a unit lower
 //! triangular system whose right-hand side is linear in the state at the chunk start.
 
+use std::ops::Range;
+
 use burn::tensor::Tensor;
 
 use crate::Offsets;
@@ -50,7 +52,35 @@ pub(crate) fn run(
     offsets: Option<&Offsets>,
     scale: f64,
 ) -> (Tensor<4>, Tensor<4>) {
-    let Some(offsets) = offsets else { return document(tokens, initial, scale) };
+    match offsets {
+        None => document(tokens, initial, scale),
+        Some(offsets) => each_document(offsets, initial, |range, state| {
+            document(tokens.narrow(range.start, range.len()), state, scale)
+        }),
+    }
+}
+
+/// Runs `document` on the tokens `[1,T,H,*]` and the initial state of each document that has tokens, and puts the
+/// outputs `[1,T,H,V]` and final states `[N,H,K,V]` together; without offsets, on everything at once.
+pub(crate) fn documents<const I: usize>(
+    tokens: [Tensor<4>; I],
+    initial: Tensor<4>,
+    offsets: Option<&Offsets>,
+    document: impl Fn([Tensor<4>; I], Tensor<4>) -> (Tensor<4>, Tensor<4>),
+) -> (Tensor<4>, Tensor<4>) {
+    match offsets {
+        None => document(tokens, initial),
+        Some(offsets) => each_document(offsets, initial, |range, state| {
+            document(tokens.clone().map(|x| x.narrow(1, range.start, range.len())), state)
+        }),
+    }
+}
+
+fn each_document(
+    offsets: &Offsets,
+    initial: Tensor<4>,
+    document: impl Fn(Range<usize>, Tensor<4>) -> (Tensor<4>, Tensor<4>),
+) -> (Tensor<4>, Tensor<4>) {
     let (mut outputs, mut states) = (Vec::new(), Vec::new());
     for (index, range) in offsets.ranges().enumerate() {
         let state = initial.clone().narrow(0, index, 1);
@@ -58,7 +88,7 @@ pub(crate) fn run(
             states.push(state);
             continue;
         }
-        let (output, state) = document(tokens.narrow(range.start, range.len()), state, scale);
+        let (output, state) = document(range, state);
         outputs.push(output);
         states.push(state);
     }
@@ -125,33 +155,73 @@ fn document(tokens: Tokens, initial: Tensor<4>, scale: f64) -> (Tensor<4>, Tenso
         }
     };
 
-    let pick = |x: &Tensor<5>, n: usize| x.clone().narrow(2, n, 1).squeeze_dim::<4>(2);
-    let mut state = initial;
-    let mut outputs = Vec::new();
-    for n in 0..time.div_ceil(chunk) {
-        let mut values = pick(&values, n);
-        if let Some(corrections) = &corrections {
-            values = values - pick(corrections, n).matmul(state.clone());
-        }
-        outputs.push(pick(&reads, n).matmul(state.clone()) + pick(&scores, n).matmul(values.clone()));
-        if let Some(decay) = &decay {
-            state = state * pick(&decay.whole, n);
-        }
-        state = state + pick(&ends, n).swap_dims(2, 3).matmul(values);
-    }
-    (Tensor::cat(outputs, 2).narrow(2, 0, time).swap_dims(1, 2), state)
+    let whole = decay.map(|decay| decay.whole);
+    let chunks = Chunks { reads, scores, ends, values, corrections };
+    chunks.scan(initial, time, |state, n| match &whole {
+        Some(whole) => state * pick(whole, n),
+        None => state,
+    })
 }
 
-/// `[B,T,H,D]` to `[B,H,N,C,D]`, the last chunk filled with zeros: a token of zeros with a gate of zero
+/// Chunk `n`, `[B,H,C,D]` of `[B,H,N,C,D]`.
+pub(crate) fn pick(x: &Tensor<5>, n: usize) -> Tensor<4> {
+    x.clone().narrow(2, n, 1).squeeze_dim(2)
+}
+
+/// What each of `N` chunks of `C` tokens reads from the state at its start and writes in `R` rows.
+pub(crate) struct Chunks {
+    /// Queries of that state, `[B,H,N,C,K]`.
+    pub(crate) reads: Tensor<5>,
+    /// How much of each written row a token sees, `[B,H,N,C,R]`.
+    pub(crate) scores: Tensor<5>,
+    /// The key each row has at the chunk end, `[B,H,N,R,K]`.
+    pub(crate) ends: Tensor<5>,
+    /// The rows, if the state at the chunk start is zero, `[B,H,N,R,V]`.
+    pub(crate) values: Tensor<5>,
+    /// What that state takes from each row for the key it holds, `[B,H,N,R,K]`; nothing when absent.
+    pub(crate) corrections: Option<Tensor<5>>,
+}
+
+impl Chunks {
+    /// Takes the state `[B,H,K,V]` from chunk to chunk; `carry` is what becomes of it over chunk `n` by itself.
+    ///
+    /// Returns the outputs `[B,time,H,V]` and the final state.
+    pub(crate) fn scan(
+        self,
+        initial: Tensor<4>,
+        time: usize,
+        carry: impl Fn(Tensor<4>, usize) -> Tensor<4>,
+    ) -> (Tensor<4>, Tensor<4>) {
+        let mut state = initial;
+        let mut outputs = Vec::new();
+        for n in 0..self.reads.dims()[2] {
+            let mut values = pick(&self.values, n);
+            if let Some(corrections) = &self.corrections {
+                values = values - pick(corrections, n).matmul(state.clone());
+            }
+            let seen = pick(&self.scores, n).matmul(values.clone());
+            outputs.push(pick(&self.reads, n).matmul(state.clone()) + seen);
+            state = carry(state, n) + pick(&self.ends, n).swap_dims(2, 3).matmul(values);
+        }
+        (Tensor::cat(outputs, 2).narrow(2, 0, time).swap_dims(1, 2), state)
+    }
+}
+
+/// `[B,T,H,D]` to `[B,H,N,C,D]`, the last chunk filled with zeros: a token of zeros with a log gate of zero
 /// writes nothing and decays nothing.
-fn chunks(x: Tensor<4>, chunk: usize) -> Tensor<5> {
+pub(crate) fn chunks(x: Tensor<4>, chunk: usize) -> Tensor<5> {
+    filled_chunks(x, chunk, 0.0)
+}
+
+/// [`chunks`] with a filling of one's own: a factor of one decays nothing.
+pub(crate) fn filled_chunks(x: Tensor<4>, chunk: usize, fill: f32) -> Tensor<5> {
     let [b, t, h, d] = x.dims();
     let count = t.div_ceil(chunk);
     let missing = count * chunk - t;
     let x = if missing == 0 {
         x
     } else {
-        let filling = Tensor::zeros([b, missing, h, d], (&x.device(), x.dtype()));
+        let filling = Tensor::full([b, missing, h, d], fill, (&x.device(), x.dtype()));
         Tensor::cat(vec![x, filling], 1)
     };
     x.swap_dims(1, 2).reshape([b, h, count, chunk, d])
@@ -161,7 +231,7 @@ fn chunks(x: Tensor<4>, chunk: usize) -> Tensor<5> {
 ///
 /// Inverses of diagonal blocks are joined pairwise, `[[A,0],[B,D]]^-1 = [[A',0],[-D'BA',D']]`, so the
 /// error grows as in forward substitution; powers of `a` would overflow for similar keys.
-fn unit_lower_inverse(a: Tensor<5>) -> Tensor<5> {
+pub(crate) fn unit_lower_inverse(a: Tensor<5>) -> Tensor<5> {
     let [b, h, n, c, _] = a.dims();
     let options = (&a.device(), a.dtype());
     let mut inverse = Tensor::<2>::eye(c, &a.device()).cast(a.dtype()).reshape([1, 1, 1, c, c]);

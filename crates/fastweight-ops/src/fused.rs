@@ -247,36 +247,48 @@ pub fn apply(op: Arc<dyn FusedOp>, inputs: Vec<DispatchTensor>) -> [DispatchTens
     [a, b, c]
 }
 
-/// A one-token kernel that updates a state in place.
-///
-/// The tensors are moved in; `state` is written in place when nobody else holds it, else copied first.
-/// Works on tensors of the flex device that need no gradient.
+/// A one-token kernel that updates a state in place: [`step_states_in_place`] with one state.
 pub fn step_in_place<const D: usize>(
     state: Tensor<D>,
     inputs: Vec<DispatchTensor>,
     output_shape: &[usize],
     kernel: impl FnOnce(&mut [f32], &[&[f32]], &mut [f32]),
 ) -> (DispatchTensor, Tensor<D>) {
+    let (output, [state]) =
+        step_states_in_place([state], inputs, output_shape, |[state], x, out| kernel(state, x, out));
+    (output, state)
+}
+
+/// A one-token kernel that updates states in place.
+///
+/// The tensors are moved in; a state is written in place when nobody else holds it, else copied first.
+/// Works on tensors of the flex device that need no gradient.
+pub fn step_states_in_place<const D: usize, const N: usize>(
+    states: [Tensor<D>; N],
+    inputs: Vec<DispatchTensor>,
+    output_shape: &[usize],
+    kernel: impl FnOnce([&mut [f32]; N], &[&[f32]], &mut [f32]),
+) -> (DispatchTensor, [Tensor<D>; N]) {
     let plain = |tensor: DispatchTensor| {
         Tensor::<1>::from_dispatch(tensor)
             .without_autodiff()
             .try_into_primitive::<Flex>()
             .map(|t| t.to_contiguous())
     };
-    let autodiff = state.is_autodiff();
+    let autodiff = states.iter().any(Tensor::is_autodiff);
     let inputs: Vec<FlexTensor> = inputs.into_iter().filter_map(|t| plain(t).ok()).collect();
-    let mut state = match state.without_autodiff().try_into_primitive::<Flex>() {
+    let mut states = states.map(|state| match state.without_autodiff().try_into_primitive::<Flex>() {
         Ok(tensor) if tensor.as_slice::<f32>().is_some_and(|s| s.len() * 4 == tensor.bytes().len()) => tensor,
         Ok(tensor) => tensor.to_contiguous(),
         Err(_) => constant(),
-    };
+    });
     let mut output = vec![0.0; output_shape.iter().product()];
-    kernel(state.storage_mut(), &slices(&inputs), &mut output);
+    kernel(states.each_mut().map(|state| state.storage_mut()), &slices(&inputs), &mut output);
     let lift = |tensor: FlexTensor| {
         let tensor = Tensor::<D>::from_primitive::<Flex>(tensor);
         if autodiff { Tensor::from_inner(tensor) } else { tensor }
     };
     let output = Tensor::<1>::from_primitive::<Flex>(flex_tensor(output, output_shape));
     let output = if autodiff { Tensor::from_inner(output) } else { output };
-    (output.into_dispatch(), lift(state))
+    (output.into_dispatch(), states.map(lift))
 }

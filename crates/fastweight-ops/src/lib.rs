@@ -9,6 +9,7 @@
 pub mod activation;
 mod check;
 mod chunked;
+mod decay;
 pub mod delta;
 pub mod dplr;
 mod error;
@@ -28,6 +29,7 @@ mod reference;
 pub mod rope;
 pub mod short_conv;
 pub mod softmax;
+pub mod titans;
 
 pub use error::OpError;
 pub use offsets::Offsets;

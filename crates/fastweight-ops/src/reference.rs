@@ -48,6 +48,20 @@ pub(crate) fn multiply(y: &mut [f64], factor: f64) {
     y.iter_mut().for_each(|y| *y *= factor);
 }
 
+/// Multiplies row `c` of a memory `s [K,V]` with `exp(gate[c])`.
+pub(crate) fn decay_rows(s: &mut [f64], gate: &[f64]) {
+    let value = s.len() / gate.len();
+    gate.iter().zip(s.chunks_exact_mut(value)).for_each(|(g, row)| multiply(row, g.exp()));
+}
+
+/// The gradient of the `gate` of [`decay_rows`]: `exp(gate[c])` times the product of row `c` of the gradient after
+/// the decay with the memory `before` it.
+pub(crate) fn decay_rows_back(gate: &[f64], after: &[f64], before: &[f64]) -> Vec<f64> {
+    let value = before.len() / gate.len();
+    let rows = after.chunks_exact(value).zip(before.chunks_exact(value));
+    gate.iter().zip(rows).map(|(g, (after, before))| g.exp() * dot(after, before)).collect()
+}
+
 /// What a memory `s [K,V]` returns for a key: `s^T k`.
 pub(crate) fn read(s: &[f64], k: &[f64], value: usize) -> Vec<f64> {
     let mut out = vec![0.0; value];

@@ -65,11 +65,17 @@ struct Case {
 
 fn read_case(folder: &Path, entry: &Value, operator: Operator) -> Result<Case, String> {
     let file = entry["file"].as_str().ok_or("the manifest names no file")?;
-    let arrays = read_tensors(&folder.join(file))?;
+    let mut arrays = read_tensors(&folder.join(file))?;
     for tensor in entry["tensors"].as_array().into_iter().flatten() {
         let name = tensor["name"].as_str().unwrap_or_default();
         if !arrays.contains_key(name) {
             return Err(format!("{file} lacks {name}, which the manifest lists"));
+        }
+    }
+    // RWKV-7 calls its query a receptance.
+    for prefix in ["in", "grad"] {
+        if let Some(array) = arrays.remove(&format!("{prefix}.r")) {
+            arrays.insert(format!("{prefix}.q"), array);
         }
     }
     let group = |prefixes: &[&str]| -> Arrays {

@@ -8,21 +8,21 @@ use fastweight_ops::linear::{
 use fastweight_ops::normalised_linear::{normalised_linear_attention, normalised_linear_attention_step};
 use fastweight_ops::{Offsets, OpError, Path, SequenceOptions};
 
-const B: usize = 2;
-const T: usize = 5;
-const H: usize = 3;
-const K: usize = 4;
-const V: usize = 6;
+pub const B: usize = 2;
+pub const T: usize = 5;
+pub const H: usize = 3;
+pub const K: usize = 4;
+pub const V: usize = 6;
 
-fn ones<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+pub fn ones<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     Tensor::ones(shape, &Device::flex())
 }
 
-fn zeros<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+pub fn zeros<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     Tensor::zeros(shape, &Device::flex())
 }
 
-fn argument(error: OpError) -> &'static str {
+pub fn argument(error: OpError) -> &'static str {
     match error {
         OpError::Shape { argument, .. }
         | OpError::Gate { argument, .. }

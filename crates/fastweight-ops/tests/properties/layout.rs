@@ -2,9 +2,14 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use fastweight_ops::delta::{delta_rule, delta_rule_step};
+use fastweight_ops::dplr::{dplr, dplr_step};
+use fastweight_ops::gla::{gated_linear_attention, gated_linear_attention_step};
+use fastweight_ops::kda::{kimi_delta_attention, kimi_delta_attention_step};
 use fastweight_ops::linear::{LinearGate, linear_attention, linear_attention_noncausal};
+use fastweight_ops::momentum_delta::{MomentumTokens, momentum_delta_rule};
 use fastweight_ops::normalised_linear::normalised_linear_attention;
 use fastweight_ops::softmax::{SoftmaxOptions, softmax_attention};
+use fastweight_ops::titans::{titans_memory, titans_memory_step};
 use fastweight_ops::{Offsets, Path, SequenceOptions};
 
 use crate::support::random::Random;
@@ -26,7 +31,7 @@ fn sequence(path: Path) -> SequenceOptions {
     SequenceOptions { path, ..SequenceOptions::default() }
 }
 
-const CALLS: [(&str, Call); 4] = [
+const CALLS: [(&str, Call); 9] = [
     ("softmax", |q, k, v, path| {
         let options = SoftmaxOptions { path, ..SoftmaxOptions::default() };
         softmax_attention(q, k, v, None, &options).expect("valid arguments")
@@ -40,6 +45,31 @@ const CALLS: [(&str, Call); 4] = [
     ("delta", |q, k, v, path| {
         let beta = k.clone().sum_dim(3).squeeze_dim::<3>(3) * 0.1;
         delta_rule(q, k * 0.3, v, beta, None, None, &sequence(path)).expect("valid arguments").0
+    }),
+    ("gla", |q, k, v, path| {
+        let gate = k.clone().abs().neg();
+        gated_linear_attention(q, k, v, gate, None, &sequence(path)).expect("valid arguments").0
+    }),
+    ("kda", |q, k, v, path| {
+        let (beta, gate) = (k.clone().sum_dim(3).squeeze_dim::<3>(3) * 0.1, k.clone().abs().neg());
+        kimi_delta_attention(q, k * 0.3, v, beta, gate, None, &sequence(path)).expect("valid arguments").0
+    }),
+    ("dplr", |q, k, v, path| {
+        let (w, a, b) = (k.clone().abs().neg(), q.clone() * 0.2, k.clone() * 0.2);
+        dplr(q, w, k, v, a, b, None, &sequence(path)).expect("valid arguments").0
+    }),
+    ("momentum delta", |q, k, v, path| {
+        let number = k.clone().sum_dim(3).squeeze_dim::<3>(3) * 0.1;
+        let gate = number.clone().abs().neg() - 0.5;
+        let (p, k) = (q.clone() * 0.3, k * 0.3);
+        let (log_alpha, log_mu, beta, eta) = (gate.clone(), gate, number.clone(), number);
+        let tokens = MomentumTokens { q, k, p, v, log_alpha, log_mu, beta, eta };
+        momentum_delta_rule(tokens, None, &sequence(path)).expect("valid arguments").0
+    }),
+    ("titans", |q, k, v, path| {
+        let number = k.clone().sum_dim(3).squeeze_dim::<3>(3).tanh().abs() * 0.5;
+        let (theta, eta, alpha) = (number.clone(), number.clone(), number);
+        titans_memory(q, k * 0.3, v, theta, eta, alpha, None, &sequence(path)).expect("valid arguments").0
     }),
 ];
 
@@ -132,6 +162,21 @@ fn a_sequence_without_a_token_returns_its_state() {
             (o.dims(), values(s), values(z)),
             ([1, 0, 2, 4], values(state.clone()), values(norm.clone()))
         );
+        let initial = Some(state.clone());
+        let results = [
+            gated_linear_attention(empty(), empty(), empty(), empty(), initial.clone(), &options),
+            kimi_delta_attention(empty(), empty(), empty(), none(), empty(), initial.clone(), &options),
+            dplr(empty(), empty(), empty(), empty(), empty(), empty(), initial, &options),
+        ];
+        for result in results {
+            let (o, s) = result.unwrap();
+            assert_eq!((o.dims(), values(s)), ([1, 0, 2, 4], values(state.clone())));
+        }
+        let initial = Some((state.clone(), state.clone() * 2.0));
+        let (o, m, s) =
+            titans_memory(empty(), empty(), empty(), none(), none(), none(), initial, &options).unwrap();
+        let expected = (values(state.clone()), values(state.clone() * 2.0));
+        assert_eq!((o.dims(), (values(m), values(s))), ([1, 0, 2, 4], expected));
     }
     let o = linear_attention_noncausal(empty(), empty(), empty(), &sequence(Path::Auto)).unwrap();
     assert_eq!(o.dims(), [1, 0, 2, 4]);
@@ -147,12 +192,55 @@ fn a_sequence_without_a_token_returns_its_state() {
 fn a_step_does_not_change_a_shared_state() {
     let device = Device::flex();
     let state = random::<4>(1, [1, 2, 4, 4], &device);
-    let kept = values(state.clone());
+    let momentum = random::<4>(9, [1, 2, 4, 4], &device);
     let token = |seed| random::<3>(seed, [1, 2, 4], &device);
+    let [q, k, v] = [2, 3, 4].map(token);
+    let gate = token(6).abs().neg();
     let beta = random::<2>(5, [1, 2], &device);
-    let (_, next) = delta_rule_step(token(2), token(3), token(4), beta, None, state.clone(), None).unwrap();
-    assert_ne!(values(next), kept);
-    assert_eq!(values(state), kept);
+    let held = || state.clone();
+    let steps: [(&str, Tensor<4>); 5] = [
+        (
+            "delta",
+            delta_rule_step(q.clone(), k.clone(), v.clone(), beta.clone(), None, held(), None).unwrap().1,
+        ),
+        (
+            "gla",
+            gated_linear_attention_step(q.clone(), k.clone(), v.clone(), gate.clone(), held(), None)
+                .unwrap()
+                .1,
+        ),
+        (
+            "kda",
+            kimi_delta_attention_step(
+                q.clone(),
+                k.clone(),
+                v.clone(),
+                beta.clone(),
+                gate.clone(),
+                held(),
+                None,
+            )
+            .unwrap()
+            .1,
+        ),
+        (
+            "dplr",
+            dplr_step(q.clone(), gate, k.clone(), v.clone(), q.clone(), k.clone(), held(), None).unwrap().1,
+        ),
+        ("titans", {
+            let half = beta.zeros_like() + 0.5;
+            let states = (held(), momentum.clone());
+            let (_, m, s) =
+                titans_memory_step(q, k, v, half.clone(), half.clone(), half, states, None).unwrap();
+            assert_ne!(values(s), values(random::<4>(9, [1, 2, 4, 4], &device)));
+            m
+        }),
+    ];
+    let [kept, kept_momentum] = [1, 9].map(|seed| values(random::<4>(seed, [1, 2, 4, 4], &device)));
+    for (name, next) in steps {
+        assert_ne!(values(next), kept, "{name}");
+    }
+    assert_eq!((values(state), values(momentum)), (kept, kept_momentum));
 }
 
 /// Tensors without gradients beside one that has them are constants, not an error.

@@ -5,6 +5,9 @@ mod support;
 
 mod agreement;
 mod arguments;
+mod arguments_gated;
+mod channels;
+mod equalities;
 mod gates;
 mod layout;
 mod noncausal;

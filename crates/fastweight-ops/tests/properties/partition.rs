@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::support::parts::{Axis, concatenate, concatenate_documents, documents, part};
 use crate::support::random::{Gates, Sizes, problem};
-use crate::support::{Array, Arrays, Form, Operator, Outcome, Problem};
+use crate::support::{Array, Arrays, Form, Operator, Outcome, Problem, STATES};
 use crate::{PUBLIC, assert_same, cases, compute};
 
 fn each_alone(problem: &Problem, axis: Axis, count: usize, form: Form) -> Outcome {
@@ -20,7 +20,7 @@ fn joined(parts: &[Outcome], join: impl Fn(&[Arrays]) -> Arrays) -> Outcome {
 
 /// What the second stretch starts from: the states, or the longer cache, that the first one leaves.
 fn hand_over(problem: &Problem, first: &Problem, left: &Outcome, second: &mut Problem) {
-    for name in ["S", "z"] {
+    for name in STATES {
         if let Some(state) = left.outputs.get(name) {
             second.inputs.insert(name.into(), state.clone());
         }
@@ -51,7 +51,7 @@ fn in_two_stretches(problem: &Problem, cut: usize, form: Form) -> Outcome {
     let mut second = part(problem, Axis::Time, cut..problem.time());
     hand_over(problem, &first, &compute(&first, form), &mut second);
     let last = compute(&second, form);
-    for name in ["S", "z"] {
+    for name in STATES {
         if let Some(grad) = last.grads.get(name) {
             first.up.insert(name.into(), grad.clone());
         }
@@ -60,7 +60,7 @@ fn in_two_stretches(problem: &Problem, cut: usize, form: Form) -> Outcome {
     add_cache_gradients(&mut start.grads, &last.grads, cut);
     let outputs = concatenate(&[start.outputs, last.outputs], Axis::Time);
     let mut grads = concatenate(&[start.grads.clone(), last.grads], Axis::Time);
-    for name in ["S", "z", "k_cache", "v_cache"] {
+    for name in STATES.into_iter().chain(["k_cache", "v_cache"]) {
         if let Some(grad) = start.grads.get(name) {
             grads.insert(name.into(), grad.clone());
         }

@@ -4,31 +4,31 @@ use fastweight_ops::kernel::Dims;
 use fastweight_ops::softmax::Sizes;
 use fastweight_ops::{OpError, delta, linear, normalised_linear, softmax};
 
-use super::{Array, Arrays, Operator, Outcome, Problem};
+use super::{Array, Arrays, Operator, Outcome, Problem, gated_loops, momentum_loops};
 
-struct Run<'a> {
-    problem: &'a Problem,
+pub(super) struct Run<'a> {
+    pub(super) problem: &'a Problem,
     outcome: Outcome,
 }
 
 impl<'a> Run<'a> {
-    fn input(&self, name: &str) -> Option<&'a [f64]> {
+    pub(super) fn input(&self, name: &str) -> Option<&'a [f64]> {
         self.problem.inputs.get(name).map(|array| array.values.as_slice())
     }
 
-    fn needed(&self, name: &str) -> &'a [f64] {
+    pub(super) fn needed(&self, name: &str) -> &'a [f64] {
         self.problem.inputs[name].values.as_slice()
     }
 
-    fn up(&self, name: &str, length: usize) -> Vec<f64> {
+    pub(super) fn up(&self, name: &str, length: usize) -> Vec<f64> {
         self.problem.up.get(name).map_or_else(|| vec![0.0; length], |array| array.values.clone())
     }
 
-    fn output(&mut self, name: &str, shape: Vec<usize>, values: Vec<f64>) {
+    pub(super) fn output(&mut self, name: &str, shape: Vec<usize>, values: Vec<f64>) {
         self.outcome.outputs.insert(name.into(), Array::new(&shape, values));
     }
 
-    fn grad(&mut self, name: &str, values: Vec<f64>) {
+    pub(super) fn grad(&mut self, name: &str, values: Vec<f64>) {
         if let Some(input) = self.problem.inputs.get(name) {
             self.outcome.grads.insert(name.into(), Array::new(&input.shape, values));
         }
@@ -125,6 +125,11 @@ pub fn run(problem: &Problem) -> Result<Outcome, OpError> {
             run.grad("g", grads.gate);
             run.grad("S", grads.initial);
         }
+        Operator::Gla => gated_loops::gla(&mut run, &dims),
+        Operator::Kda => gated_loops::kda(&mut run, &dims),
+        Operator::Dplr => gated_loops::dplr(&mut run, &dims),
+        Operator::MomentumDelta => momentum_loops::momentum_delta(&mut run, &dims),
+        Operator::Titans => momentum_loops::titans(&mut run, &dims),
     }
     Ok(run.outcome)
 }

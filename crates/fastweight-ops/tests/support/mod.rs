@@ -2,7 +2,9 @@
 
 #![allow(dead_code)]
 
+mod gated_loops;
 mod loops;
+mod momentum_loops;
 pub mod parts;
 pub mod random;
 mod tensors;
@@ -29,8 +31,11 @@ impl Array {
     }
 }
 
-/// Arrays by name: `q k v g beta`, states `S z k_cache v_cache`, output `o`.
+/// Arrays by name, as in the fixtures: tokens `q k v g beta ...`, states `S z M k_cache v_cache`, output `o`.
 pub type Arrays = BTreeMap<String, Array>;
+
+/// Names of the states that go from one stretch of tokens to the next.
+pub const STATES: [&str; 3] = ["S", "z", "M"];
 
 /// The operators under test, by the names the fixtures use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,16 +46,26 @@ pub enum Operator {
     NormalisedLinear,
     Delta,
     GatedDelta,
+    Gla,
+    Kda,
+    Dplr,
+    MomentumDelta,
+    Titans,
 }
 
 impl Operator {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 11] = [
         Self::Softmax,
         Self::Linear,
         Self::ScalarGatedLinear,
         Self::NormalisedLinear,
         Self::Delta,
         Self::GatedDelta,
+        Self::Gla,
+        Self::Kda,
+        Self::Dplr,
+        Self::MomentumDelta,
+        Self::Titans,
     ];
 
     pub fn name(self) -> &'static str {
@@ -61,11 +76,21 @@ impl Operator {
             Self::NormalisedLinear => "linear_attn_elu1",
             Self::Delta => "delta_rule",
             Self::GatedDelta => "gated_delta_rule",
+            Self::Gla => "gla",
+            Self::Kda => "kda",
+            Self::Dplr => "dplr_rwkv7",
+            Self::MomentumDelta => "momentum_delta_rule",
+            Self::Titans => "titans_linear",
         }
     }
 
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|operator| operator.name() == name)
+    }
+
+    /// Whether it holds a second matrix, its momentum.
+    pub fn has_momentum(self) -> bool {
+        matches!(self, Self::MomentumDelta | Self::Titans)
     }
 }
 
@@ -105,9 +130,12 @@ impl Problem {
         let [heads, key] = [self.shape("q")[2], self.shape("q")[3]];
         let value = self.shape("v")[3];
         let sequences = self.sequences();
+        let memory = || Array::zeros(&[sequences, heads, key, value]);
         if self.operator != Operator::Softmax {
-            let memory = || Array::zeros(&[sequences, heads, key, value]);
             self.inputs.entry("S".into()).or_insert_with(memory);
+        }
+        if self.operator.has_momentum() {
+            self.inputs.entry("M".into()).or_insert_with(memory);
         }
         if self.operator == Operator::NormalisedLinear {
             self.inputs.entry("z".into()).or_insert_with(|| Array::zeros(&[sequences, heads, key]));

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Array, Arrays, Problem};
+use super::{Array, Arrays, Problem, STATES};
 
 /// Along which axis a problem is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Axis {
 
 /// The axis of a named array, absent where the array has none.
 fn axis_of(name: &str, axis: Axis) -> Option<usize> {
-    let state = matches!(name, "S" | "z");
+    let state = STATES.contains(&name);
     let cache = matches!(name, "k_cache" | "v_cache");
     match axis {
         Axis::Batch => Some(0),

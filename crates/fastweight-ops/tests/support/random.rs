@@ -1,6 +1,6 @@
 //! Random problems, the same for the same seed; every number is one that float32 holds.
 
-use super::{Array, Operator, Problem};
+use super::{Array, Arrays, Operator, Problem};
 
 /// SplitMix64 (Steele, Lea and Flood 2014).
 #[derive(Debug, Clone)]
@@ -46,10 +46,31 @@ impl Random {
     }
 }
 
+impl Random {
+    /// Uniform numbers.
+    pub fn between(&mut self, low: f64, high: f64, shape: &[usize]) -> Array {
+        let count = shape.iter().product();
+        Array::new(shape, vec![0.0; count]).map(|_| low + (high - low) * self.uniform())
+    }
+}
+
+impl Array {
+    /// Every number mapped, and rounded to one that float32 holds.
+    pub fn map(&self, mut to: impl FnMut(f64) -> f64) -> Self {
+        Self::new(&self.shape, self.values.iter().map(|&x| f64::from(to(x) as f32)).collect())
+    }
+
+    /// The same with two arrays.
+    pub fn zip(&self, other: &Self, to: impl Fn(f64, f64) -> f64) -> Self {
+        let mut others = other.values.iter();
+        self.map(|x| to(x, *others.next().expect("as many numbers")))
+    }
+}
+
 /// What the log gates of a random problem look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gates {
-    /// None at all.
+    /// None at all, zero where one is needed.
     Absent,
     /// Close to zero.
     Weak,
@@ -90,7 +111,8 @@ fn gate(random: &mut Random, gates: Gates, shape: &[usize]) -> Array {
     for g in &mut array.values {
         let size = g.abs();
         *g = match gates {
-            Gates::Absent | Gates::Weak | Gates::PerHead => -0.05 * size,
+            Gates::Absent => 0.0,
+            Gates::Weak | Gates::PerHead => -0.05 * size,
             Gates::Strong => -size,
             Gates::Twenty => -20.0,
             Gates::Mixed => match random.next() % 8 {
@@ -111,7 +133,6 @@ pub fn problem(operator: Operator, sizes: &Sizes, gates: Gates, seed: u64) -> Pr
     let mut random = Random::new(seed);
     let &Sizes { batch, time, heads, key, value, .. } = sizes;
     let sequences = sizes.sequences();
-    let delta = matches!(operator, Operator::Delta | Operator::GatedDelta);
     let normalised = operator == Operator::NormalisedLinear;
     let mut problem = Problem {
         operator,
@@ -121,38 +142,82 @@ pub fn problem(operator: Operator, sizes: &Sizes, gates: Gates, seed: u64) -> Pr
         window: None,
         offsets: sizes.offsets.clone(),
     };
-    let mut input = |name: &str, array| drop(problem.inputs.insert(name.into(), array));
-    input("q", random.normals(&[batch, time, heads, key]));
-    let keys = [batch, time, heads, key];
-    input("k", if delta { random.unit_vectors(&keys) } else { random.normals(&keys) });
-    input("v", random.normals(&[batch, time, heads, value]));
-    if delta {
-        let mut beta = random.normals(&[batch, time, heads]);
-        beta.values.iter_mut().for_each(|b| *b = f64::from((1.0 + (*b).tanh()) as f32));
-        input("beta", beta);
-    }
-    let gates = if operator == Operator::Delta { Gates::Absent } else { gates };
-    if operator == Operator::Softmax {
-        input("k_cache", random.normals(&[sequences, 5, heads, key]));
-        input("v_cache", random.normals(&[sequences, 5, heads, value]));
-    } else {
-        let linear = matches!(operator, Operator::Linear | Operator::ScalarGatedLinear);
-        match gates {
-            Gates::Absent => {}
-            Gates::PerHead if linear => input("g", gate(&mut random, gates, &[heads])),
-            _ => input("g", gate(&mut random, gates, &[batch, time, heads])),
-        }
-        input("S", random.normals(&[sequences, heads, key, value]));
-    }
+    tokens(&mut problem.inputs, operator, [batch, time, heads, key, value], gates, &mut random);
     problem.up.insert("o".into(), random.normals(&[batch, time, heads, value]));
-    if operator != Operator::Softmax {
-        problem.up.insert("S".into(), random.normals(&[sequences, heads, key, value]));
+    if operator == Operator::Softmax {
+        for (name, size) in [("k_cache", key), ("v_cache", value)] {
+            problem.inputs.insert(name.into(), random.normals(&[sequences, 5, heads, size]));
+        }
+        return problem;
+    }
+    for name in ["S", "M"].into_iter().take(1 + usize::from(operator.has_momentum())) {
+        problem.inputs.insert(name.into(), random.normals(&[sequences, heads, key, value]));
+        problem.up.insert(name.into(), random.normals(&[sequences, heads, key, value]));
     }
     if normalised {
-        let mut z = random.normals(&[sequences, heads, key]);
-        z.values.iter_mut().for_each(|z| *z = z.abs());
+        let z = random.normals(&[sequences, heads, key]).map(f64::abs);
         problem.inputs.insert("z".into(), z);
         problem.up.insert("z".into(), random.normals(&[sequences, heads, key]));
     }
     problem
+}
+
+fn tokens(
+    inputs: &mut Arrays,
+    operator: Operator,
+    [batch, time, heads, key, value]: [usize; 5],
+    gates: Gates,
+    random: &mut Random,
+) {
+    let (vectors, numbers) = ([batch, time, heads, key], [batch, time, heads]);
+    let mut input = |name: &str, array| drop(inputs.insert(name.into(), array));
+    input("q", random.normals(&vectors));
+    input("v", random.normals(&[batch, time, heads, value]));
+    let unit = random.unit_vectors(&vectors);
+    match operator {
+        Operator::Softmax | Operator::NormalisedLinear | Operator::Linear | Operator::ScalarGatedLinear => {
+            input("k", random.normals(&vectors));
+        }
+        Operator::Gla | Operator::Dplr => input("k", random.normals(&vectors)),
+        _ => input("k", unit.clone()),
+    }
+    match operator {
+        Operator::Softmax | Operator::Delta => {}
+        Operator::Linear | Operator::ScalarGatedLinear if gates == Gates::PerHead => {
+            input("g", gate(random, gates, &[heads]));
+        }
+        Operator::Linear
+        | Operator::ScalarGatedLinear
+        | Operator::NormalisedLinear
+        | Operator::GatedDelta => {
+            if gates != Gates::Absent {
+                input("g", gate(random, gates, &numbers));
+            }
+        }
+        Operator::Gla | Operator::Kda => input("g", gate(random, gates, &vectors)),
+        // A reflection, nearly: the state stays of its size, and reading and writing are told apart.
+        Operator::Dplr => {
+            input("w", gate(random, gates, &vectors));
+            let nearby = random.unit_vectors(&vectors);
+            input("b", unit.zip(&nearby, |x, y| 0.7 * x + 0.1 * y));
+            input("a", unit.map(|x| -x));
+        }
+        // Momentum has to die out, or errors are amplified.
+        Operator::MomentumDelta => {
+            input("log_alpha", gate(random, gates, &numbers));
+            input("log_mu", gate(random, Gates::Strong, &numbers).map(|g| g - 0.1));
+            let nearby = random.unit_vectors(&vectors);
+            input("p", unit.zip(&nearby, |x, y| x + 0.2 * y));
+            input("beta", random.between(0.1, 0.9, &numbers));
+            input("eta", random.between(0.2, 1.2, &numbers));
+        }
+        Operator::Titans => {
+            input("alpha", gate(random, gates, &numbers).map(|g| -g.exp_m1()));
+            input("eta", random.between(0.0, 0.9, &numbers));
+            input("theta", random.between(0.0, 0.9, &numbers));
+        }
+    }
+    if matches!(operator, Operator::Delta | Operator::GatedDelta | Operator::Kda) {
+        input("beta", random.normals(&numbers).map(|x| 1.0 + x.tanh()));
+    }
 }

@@ -1,13 +1,10 @@
 //! The public functions on named arrays, over whole sequences and token by token.
 
-use std::ops::Range;
+mod sequence;
+mod steps;
 
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
-use fastweight_ops::delta::{delta_rule, delta_rule_step};
-use fastweight_ops::linear::{LinearGate, linear_attention, linear_attention_step};
-use fastweight_ops::normalised_linear::{normalised_linear_attention, normalised_linear_attention_step};
-use fastweight_ops::softmax::{KvCache, SoftmaxOptions, softmax_attention};
-use fastweight_ops::{OpError, Path, SequenceOptions};
+use fastweight_ops::{OpError, Path};
 
 use super::{Array, Form, Operator, Outcome, Problem};
 
@@ -99,140 +96,9 @@ pub fn run(problem: &Problem, form: Form) -> Result<Outcome, OpError> {
     let outcome = Outcome::default();
     let mut tape = Tape { problem, device, dtype, tracked, gradients: Vec::new(), loss: None, outcome };
     match form {
-        Form::Fused => sequence(&mut tape, Path::Fused)?,
-        Form::Steps | Form::TrackedSteps => steps(&mut tape)?,
-        _ => sequence(&mut tape, Path::Composed)?,
+        Form::Fused => sequence::run(&mut tape, Path::Fused)?,
+        Form::Steps | Form::TrackedSteps => steps::run(&mut tape)?,
+        _ => sequence::run(&mut tape, Path::Composed)?,
     }
     Ok(tape.finish())
-}
-
-fn sequence(tape: &mut Tape, path: Path) -> Result<(), OpError> {
-    let problem = tape.problem;
-    let (q, scale) = tape.query();
-    let (k, v) = (tape.needed("k"), tape.needed("v"));
-    let offsets = problem.offsets()?;
-    let options = SequenceOptions { scale, offsets: offsets.clone(), path };
-    match problem.operator {
-        Operator::Softmax => {
-            let cache = tape.input("k_cache").zip(tape.input("v_cache"));
-            let cache = cache.map(|(k, v)| KvCache { k, v, lengths: None });
-            let options = SoftmaxOptions { scale, window: problem.window, offsets, path };
-            let o = softmax_attention(q, k, v, cache, &options)?;
-            tape.output("o", o);
-        }
-        Operator::Linear | Operator::ScalarGatedLinear => {
-            let gate = match problem.inputs.get("g").map(|gate| gate.shape.len()) {
-                None => LinearGate::None,
-                Some(1) => LinearGate::PerHead(tape.needed("g")),
-                Some(_) => LinearGate::PerToken(tape.needed("g")),
-            };
-            let initial = tape.input("S");
-            let (o, s) = linear_attention(q, k, v, gate, initial, &options)?;
-            tape.output("o", o);
-            tape.output("S", s);
-        }
-        Operator::NormalisedLinear => {
-            let initial = tape.input("S").zip(tape.input("z"));
-            let (o, s, z) = normalised_linear_attention(q, k, v, tape.input("g"), initial, &options)?;
-            tape.output("o", o);
-            tape.output("S", s);
-            tape.output("z", z);
-        }
-        Operator::Delta | Operator::GatedDelta => {
-            let (beta, gate, initial) = (tape.needed("beta"), tape.input("g"), tape.input("S"));
-            let (o, s) = delta_rule(q, k, v, beta, gate, initial, &options)?;
-            tape.output("o", o);
-            tape.output("S", s);
-        }
-    }
-    Ok(())
-}
-
-/// What one sequence, or all rows of a batch, hold between two tokens.
-#[derive(Default)]
-struct Held {
-    s: Option<Tensor<4>>,
-    z: Option<Tensor<3>>,
-    cache: Option<KvCache>,
-}
-
-fn steps(tape: &mut Tape) -> Result<(), OpError> {
-    let problem = tape.problem;
-    let (q, scale) = tape.query();
-    let (k, v): (Tensor<4>, Tensor<4>) = (tape.needed("k"), tape.needed("v"));
-    let (beta, gate) = (tape.input::<3>("beta"), steps_gate(tape));
-    let (s, z) = (tape.input::<4>("S"), tape.input::<3>("z"));
-    let cache = tape.input::<4>("k_cache").zip(tape.input::<4>("v_cache"));
-    let runs: Vec<(Range<usize>, Range<usize>)> = match problem.offsets()? {
-        None => vec![(0..problem.shape("q")[0], 0..problem.time())],
-        Some(offsets) => offsets.ranges().enumerate().map(|(n, tokens)| (n..n + 1, tokens)).collect(),
-    };
-    let (mut outputs, mut states, mut normalisers) = (Vec::new(), Vec::new(), Vec::new());
-    for (rows, tokens) in runs {
-        let of4 = |x: &Tensor<4>| x.clone().narrow(0, rows.start, rows.len());
-        let mut held = Held {
-            s: s.as_ref().map(of4),
-            z: z.as_ref().map(|z| z.clone().narrow(0, rows.start, rows.len())),
-            cache: cache.as_ref().map(|(k, v)| KvCache { k: of4(k), v: of4(v), lengths: None }),
-        };
-        for t in tokens {
-            let at4 = |x: &Tensor<4>| x.clone().narrow(1, t, 1);
-            let at = |x: &Tensor<4>| at4(x).squeeze_dim::<3>(1);
-            let scalar = |x: &Tensor<3>| x.clone().narrow(1, t, 1).squeeze_dim::<2>(1);
-            let (beta, gate) = (beta.as_ref().map(scalar), gate.as_ref().map(scalar));
-            let o = match problem.operator {
-                Operator::Softmax => {
-                    let options = SoftmaxOptions { scale, window: problem.window, ..Default::default() };
-                    let (q, k, v) = (at4(&q), at4(&k), at4(&v));
-                    let o = softmax_attention(q, k.clone(), v.clone(), held.cache.clone(), &options)?;
-                    held.cache = Some(match held.cache.take() {
-                        Some(cache) => {
-                            let [k, v] = [[cache.k, k], [cache.v, v]].map(|pair| Tensor::cat(pair.into(), 1));
-                            KvCache { k, v, lengths: None }
-                        }
-                        None => KvCache { k, v, lengths: None },
-                    });
-                    o.squeeze_dim(1)
-                }
-                Operator::Linear | Operator::ScalarGatedLinear => {
-                    let s = held.s.take().expect("a state");
-                    let (o, s) = linear_attention_step(at(&q), at(&k), at(&v), gate, s, scale)?;
-                    held.s = Some(s);
-                    o
-                }
-                Operator::NormalisedLinear => {
-                    let (s, z) = held.s.take().zip(held.z.take()).expect("a state");
-                    let (o, s, z) = normalised_linear_attention_step(at(&q), at(&k), at(&v), gate, s, z)?;
-                    (held.s, held.z) = (Some(s), Some(z));
-                    o
-                }
-                Operator::Delta | Operator::GatedDelta => {
-                    let (s, beta) = (held.s.take().expect("a state"), beta.expect("beta"));
-                    let (o, s) = delta_rule_step(at(&q), at(&k), at(&v), beta, gate, s, scale)?;
-                    held.s = Some(s);
-                    o
-                }
-            };
-            outputs.push(o.unsqueeze_dim::<4>(1));
-        }
-        states.extend(held.s);
-        normalisers.extend(held.z);
-    }
-    tape.output("o", Tensor::cat(outputs, 1));
-    if !states.is_empty() {
-        tape.output("S", Tensor::cat(states, 0));
-    }
-    if !normalisers.is_empty() {
-        tape.output("z", Tensor::cat(normalisers, 0));
-    }
-    Ok(())
-}
-
-/// The gate of each token; a gate per head is the same at every token.
-fn steps_gate(tape: &mut Tape) -> Option<Tensor<3>> {
-    let [batch, time, heads, _] = tape.problem.shape("q").try_into().unwrap();
-    match tape.problem.inputs.get("g")?.shape.len() {
-        1 => Some(tape.needed::<1>("g").reshape([1, 1, heads]).expand([batch, time, heads])),
-        _ => tape.input("g"),
-    }
 }
