@@ -8,7 +8,7 @@ use crate::context::{MOST_WINDOW, validate_conv};
 use crate::init::initialise;
 use crate::layers::{
     DeltaNetConfig, Elu1LinearAttentionConfig, GatedDeltaNetConfig, LayerConfig, LightningAttentionConfig,
-    LinearAttentionConfig, Mamba2Config, RetNetConfig, SoftmaxAttentionConfig,
+    LinearAttentionConfig, Mamba2Config, RetNetConfig, RuleConfig, SoftmaxAttentionConfig,
 };
 use crate::{LayerContext, MemoryError, Mixer, StateSize, names};
 
@@ -37,12 +37,14 @@ pub enum MixerConfig {
     DeltaNet(DeltaNetConfig),
     /// `gated_delta_net`: the delta rule with a decay per head and token.
     GatedDeltaNet(GatedDeltaNetConfig),
+    /// `rule`: any sound rule of the algebra, by its four choices.
+    Rule(RuleConfig),
 }
 
 macro_rules! each {
     ($config:expr, $variant:ident, $inner:ident => $result:expr) => {
         each!(@ $config, $variant, $inner, $result, SoftmaxAttention LinearAttention Elu1LinearAttention
-            RetNet LightningAttention Mamba2 DeltaNet GatedDeltaNet)
+            RetNet LightningAttention Mamba2 DeltaNet GatedDeltaNet Rule)
     };
     (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
         match $config {
@@ -57,7 +59,7 @@ macro_rules! each {
 
 impl MixerConfig {
     /// Names of all mixers, in the order of the documentation.
-    pub const NAMES: [&'static str; 8] = [
+    pub const NAMES: [&'static str; 9] = [
         SoftmaxAttentionConfig::NAME,
         LinearAttentionConfig::NAME,
         Elu1LinearAttentionConfig::NAME,
@@ -66,6 +68,7 @@ impl MixerConfig {
         Mamba2Config::NAME,
         DeltaNetConfig::NAME,
         GatedDeltaNetConfig::NAME,
+        RuleConfig::NAME,
     ];
 
     /// The mixer of a name, with its default options.
@@ -130,7 +133,12 @@ impl MixerConfig {
             Self::SoftmaxAttention(config) => config.kv_heads.unwrap_or(ctx.heads),
             _ => ctx.heads,
         };
-        ctx.validate_bounds(self.name()).is_ok()
+        let known = match self {
+            Self::Rule(config) => config.rule.validate().is_ok(),
+            _ => true,
+        };
+        known
+            && ctx.validate_bounds(self.name()).is_ok()
             && validate_conv(self.name(), conv_width.max(2)).is_ok()
             && heads <= ctx.heads
             && tokens <= MOST_WINDOW
@@ -147,6 +155,12 @@ impl MixerConfig {
             Mamba2Config::NAME => parse(options).map(Self::Mamba2),
             DeltaNetConfig::NAME => parse(options).map(Self::DeltaNet),
             GatedDeltaNetConfig::NAME => parse(options).map(Self::GatedDeltaNet),
+            RuleConfig::NAME => {
+                parse::<RuleConfig>(options).and_then(|config| match config.rule.validate() {
+                    Ok(()) => Ok(Self::Rule(config)),
+                    Err(error) => Err(error.to_string()),
+                })
+            }
             _ => return None,
         })
     }

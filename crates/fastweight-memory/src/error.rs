@@ -72,4 +72,20 @@ pub enum MemoryError {
         /// What is wrong with it.
         reason: String,
     },
+    /// Four choices of a rule that have no learning-retaining step together.
+    #[error(
+        "rule: memory = {memory:?}, bias = {bias:?}, retention = {retention:?}, learner = {learner:?} do not go together: {reason}"
+    )]
+    Unsound {
+        /// The architecture.
+        memory: &'static str,
+        /// The attentional bias.
+        bias: &'static str,
+        /// The retention.
+        retention: &'static str,
+        /// The learner.
+        learner: &'static str,
+        /// Why, and what to choose instead.
+        reason: &'static str,
+    },
 }

@@ -33,6 +33,7 @@ pub fn placeholder<const D: usize>(shape: [usize; D], device: &burn::tensor::Dev
 /// |---|---|
 /// | `embedding.weight`, `head.weight` | normal, standard deviation 0.02 |
 /// | other matrices | normal, standard deviation `1 / sqrt(inputs)` |
+/// | `start_in`, `start_out` (`[heads, inputs, outputs]`) | normal, standard deviation `1 / sqrt(inputs)` |
 /// | `conv` | uniform in `+-1 / sqrt(width)` |
 /// | `a_log` | `ln A`, A even over [1, 16), the range of Mamba-2 and Gated DeltaNet |
 /// | `dt_bias` | `softplus^-1(dt)`, dt even in the logarithm over [0.001, 0.1) |
@@ -78,6 +79,10 @@ fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
             fill(&mut |s| bound * (2.0 * s.uniform() - 1.0))
         }
         _ if shape.len() == 1 => vec![1.0; count],
+        ("start_in" | "start_out", _) => {
+            let std = 1.0 / (shape[1] as f64).sqrt();
+            fill(&mut |s| std * s.normal())
+        }
         (_, "embedding" | "head") => fill(&mut |s| EMBEDDING_STD * s.normal()),
         (_, parent) => {
             let residual = if matches!(parent, "o" | "down") { 2.0 * layers as f64 } else { 1.0 };

@@ -6,7 +6,8 @@
 //! and a document packed in a row never sees another document.
 //!
 //! Trained parameters live in the layer (`burn` modules), session state in types that implement [`State`].
-//! [`MixerConfig`] names every layer for recipes, [`rules`] describes every named memory by its four choices.
+//! [`MixerConfig`] names every layer for recipes, [`rule`] is the
+//! algebra of memory rules: four choices that make a rule, and every named rule by its choices.
 
 mod config;
 mod context;
@@ -18,7 +19,7 @@ pub mod names;
 pub mod padding;
 pub mod parameters;
 mod projection;
-pub mod rules;
+pub mod rule;
 mod state;
 
 pub use config::MixerConfig;
@@ -28,5 +29,6 @@ pub use layers::{Layer, LayerConfig};
 pub use mixer::Mixer;
 pub use projection::{Projection, RmsNorm, linear};
 pub use state::{
-    ConvState, KvState, MatrixState, MixerState, NormalisedState, RotaryState, State, StateSize,
+    ConvState, KvState, MatrixState, MixerState, NormalisedState, RotaryState, RuleMemoryState, State,
+    StateSize,
 };

@@ -6,7 +6,7 @@ use fastweight_ops::Offsets;
 
 use crate::layers::{
     DeltaNet, Elu1LinearAttention, GatedDeltaNet, Layer, LightningAttention, LinearAttention, Mamba2, RetNet,
-    SoftmaxAttention,
+    RuleMemory, SoftmaxAttention,
 };
 use crate::{MemoryError, MixerState};
 
@@ -22,6 +22,7 @@ pub enum Mixer {
     Mamba2(Mamba2),
     DeltaNet(DeltaNet),
     GatedDeltaNet(GatedDeltaNet),
+    Rule(RuleMemory),
 }
 
 macro_rules! each {
@@ -35,6 +36,7 @@ macro_rules! each {
             Mixer::Mamba2($layer) => $result,
             Mixer::DeltaNet($layer) => $result,
             Mixer::GatedDeltaNet($layer) => $result,
+            Mixer::Rule($layer) => $result,
         }
     };
 }

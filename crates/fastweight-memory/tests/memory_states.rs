@@ -38,6 +38,12 @@ fn stored(state: &MixerState) -> usize {
             let entries = state.entries.as_ref().map_or(0, |(k, v)| storage(k) + storage(v));
             entries + conv_storage(&state.conv)
         }
+        MixerState::Rule(state) => {
+            let change = &state.change;
+            let weights = change.memory.iter().chain(&change.start).chain(&change.momentum);
+            let past = change.past.iter().flat_map(|past| [&past.k, &past.v, &past.rate]);
+            weights.chain(&change.history).chain(past).map(storage).sum::<usize>() + conv_storage(&state.conv)
+        }
     }
 }
 

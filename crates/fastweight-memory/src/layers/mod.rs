@@ -9,6 +9,7 @@ mod lightning_attention;
 mod linear_attention;
 mod mamba2;
 mod retnet;
+mod rule;
 mod softmax_attention;
 
 pub use delta_net::{DeltaNet, DeltaNetConfig};
@@ -18,6 +19,7 @@ pub use lightning_attention::{LightningAttention, LightningAttentionConfig};
 pub use linear_attention::{LinearAttention, LinearAttentionConfig};
 pub use mamba2::{Mamba2, Mamba2Config};
 pub use retnet::{RetNet, RetNetConfig};
+pub use rule::{RuleConfig, RuleMemory};
 pub use softmax_attention::{SoftmaxAttention, SoftmaxAttentionConfig};
 
 use burn::module::Module;

@@ -3,11 +3,13 @@
 mod kv;
 mod matrix;
 pub(crate) mod rows;
+mod rule;
 
 use burn::tensor::TensorData;
 
 pub use kv::KvState;
 pub use matrix::{ConvState, MatrixState, NormalisedState, RotaryState};
+pub use rule::RuleMemoryState;
 
 use crate::MemoryError;
 
@@ -67,6 +69,8 @@ pub enum MixerState {
     Normalised(NormalisedState),
     /// Keys and values: softmax attention.
     Kv(KvState),
+    /// The memory of any rule: `rule`.
+    Rule(RuleMemoryState),
 }
 
 macro_rules! each {
@@ -76,6 +80,7 @@ macro_rules! each {
             MixerState::Rotary($inner) => $result,
             MixerState::Normalised($inner) => $result,
             MixerState::Kv($inner) => $result,
+            MixerState::Rule($inner) => $result,
         }
     };
 }
@@ -88,6 +93,7 @@ impl MixerState {
             Self::Rotary(_) => "rotary matrix",
             Self::Normalised(_) => "normalised matrix",
             Self::Kv(_) => "key-value",
+            Self::Rule(_) => "rule",
         }
     }
 }
@@ -136,5 +142,6 @@ conversions!(
     Matrix MatrixState "matrix",
     Rotary RotaryState "rotary matrix",
     Normalised NormalisedState "normalised matrix",
-    Kv KvState "key-value"
+    Kv KvState "key-value",
+    Rule RuleMemoryState "rule"
 );

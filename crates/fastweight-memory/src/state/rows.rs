@@ -4,7 +4,7 @@ use burn::tensor::{Int, Slice, Tensor, TensorData};
 
 use crate::MemoryError;
 
-pub(super) fn check(rows: &[usize], batch: usize) -> Result<(), MemoryError> {
+pub(crate) fn check(rows: &[usize], batch: usize) -> Result<(), MemoryError> {
     match rows.iter().find(|row| **row >= batch) {
         Some(row) => Err(MemoryError::Row { row: *row, batch }),
         None => Ok(()),
@@ -12,19 +12,19 @@ pub(super) fn check(rows: &[usize], batch: usize) -> Result<(), MemoryError> {
 }
 
 /// Checks rows of a selection, which must not be empty.
-pub(super) fn check_selection(rows: &[usize], batch: usize) -> Result<(), MemoryError> {
+pub(crate) fn check_selection(rows: &[usize], batch: usize) -> Result<(), MemoryError> {
     if rows.is_empty() {
         return Err(MemoryError::StateBatch { expected: 1, found: 0 });
     }
     check(rows, batch)
 }
 
-pub(super) fn bytes<const D: usize>(tensor: &Tensor<D>) -> usize {
+pub(crate) fn bytes<const D: usize>(tensor: &Tensor<D>) -> usize {
     tensor.shape().num_elements() * tensor.dtype().size()
 }
 
 /// Entries `indices` along `dim`, in storage of their own.
-pub(super) fn gather<const D: usize>(
+pub(crate) fn gather<const D: usize>(
     tensor: &Tensor<D>,
     dim: usize,
     indices: impl Iterator<Item = usize>,
@@ -40,7 +40,7 @@ pub(crate) fn own<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
     gather(tensor, 0, 0..tensor.dims()[0])
 }
 
-pub(super) fn zero<const D: usize>(tensor: Tensor<D>, rows: &[usize]) -> Tensor<D> {
+pub(crate) fn zero<const D: usize>(tensor: Tensor<D>, rows: &[usize]) -> Tensor<D> {
     rows.iter().fold(tensor, |tensor, row| {
         let mut slices = vec![Slice::full(); D];
         slices[0] = Slice::from(*row..*row + 1);
@@ -49,6 +49,6 @@ pub(super) fn zero<const D: usize>(tensor: Tensor<D>, rows: &[usize]) -> Tensor<
 }
 
 /// A number per row, for session files.
-pub(super) fn counters(values: &[usize]) -> TensorData {
+pub(crate) fn counters(values: &[usize]) -> TensorData {
     TensorData::new(values.iter().map(|v| *v as i64).collect::<Vec<_>>(), [values.len()])
 }

@@ -35,6 +35,9 @@ pub fn mixers() -> Vec<(&'static str, MixerConfig)> {
         "kind = 'delta_net'\nconv_width = 0\nallow_negative_eigenvalues = true",
         "kind = 'gated_delta_net'",
         "kind = 'gated_delta_net'\nconv_width = 0\nallow_negative_eigenvalues = true",
+        "kind = 'rule'\nretention = 'scalar_decay'\nlearner = 'momentum'",
+        "kind = 'rule'\nbias = 'huber'\nretention = 'kl'\nwindow = 2\nchunk = 3",
+        "kind = 'rule'\nretention = 'bregman'\nlearner = 'proximal'\nconv_width = 0",
     ];
     recipes.map(|recipe| (recipe, toml::from_str(recipe).unwrap())).into()
 }

@@ -1,8 +1,12 @@
-//! `fastweight rules`: every named memory as four choices.
+//! `fastweight rules`: every named memory as four choices, what it minimises, and which choices go together.
+
+use std::fmt::Write;
 
 use comfy_table::{ContentArrangement, Table, presets};
-use fastweight::memory::names;
-use fastweight::memory::rules::{self, RULES, Rule};
+use fastweight::memory::rule::explain::{Example, Step, example};
+use fastweight::memory::rule::named::{self, Definition, NamedRule, Sizes};
+use fastweight::memory::rule::soundness::markdown;
+use fastweight::memory::{MixerConfig, names};
 use serde::Serialize;
 
 use crate::error::CommandError;
@@ -11,19 +15,63 @@ use crate::output;
 
 const HELP: &str = "\
 A memory is four choices: its architecture, the inner loss a write lowers (attentional bias), what a
-write keeps of the memory before it (retention), and how a write lowers the loss (learner). The name is
-what recipes call it: mixers = [\"gated_delta_net\"].
+write keeps of the memory before it (retention), and how a write lowers the loss (learner). `recipe` is
+how a recipe names it. `matrix` prints which of the choices go together, and why others do not.
 
 Example:
   fastweight rules
-  fastweight rules gated_delta_net";
+  fastweight rules gated_delta_net --heads 8 --head-dim 128
+  fastweight rules explain dgd
+  fastweight rules matrix";
 
 /// Arguments of `fastweight rules`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = HELP)]
+#[command(after_help = HELP, args_conflicts_with_subcommands = true)]
 pub struct Args {
-    /// Show this rule only, with everything known of it
+    /// Show this rule only
     name: Option<String>,
+    #[command(flatten)]
+    sizes: SizeArgs,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// One rule with the objective it minimises and a small example, computed now
+    Explain {
+        /// Name of the rule
+        name: String,
+        #[command(flatten)]
+        sizes: SizeArgs,
+    },
+    /// Which choices go together, as Markdown, with the reason for each that do not
+    Matrix,
+}
+
+/// Sizes for the bytes of the state.
+#[derive(Debug, Clone, Copy, clap::Args)]
+struct SizeArgs {
+    /// Heads
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    heads: u32,
+    /// Key channels a head
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    head_dim: u32,
+    /// Value channels a head; as the key channels when absent
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    value_dim: Option<u32>,
+    /// Tokens read
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: u32,
+}
+
+impl SizeArgs {
+    fn sizes(self, rule: &NamedRule) -> Sizes {
+        let key = self.head_dim as usize;
+        let value = if rule.needs_square() { key } else { self.value_dim.map_or(key, |v| v as usize) };
+        Sizes { heads: self.heads as usize, key, value, tokens: self.tokens as usize }
+    }
 }
 
 /// A rule as JSON.
@@ -37,69 +85,142 @@ struct Line {
     learner: &'static str,
     equation: &'static str,
     state_size: &'static str,
+    state_bytes: usize,
+    recipe: Option<String>,
     source: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    objective: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    example: Option<Example>,
 }
 
-impl From<&Rule> for Line {
-    fn from(rule: &Rule) -> Self {
-        let Rule {
-            name,
-            title,
-            architecture,
-            attentional_bias,
-            retention,
-            learner,
-            equation,
-            state_size,
-            source,
-        } = *rule;
-        Self { name, title, architecture, attentional_bias, retention, learner, equation, state_size, source }
+impl Line {
+    fn new(rule: &NamedRule, sizes: SizeArgs) -> Self {
+        Self {
+            name: rule.name,
+            title: rule.title,
+            architecture: rule.architecture,
+            attentional_bias: rule.attentional_bias,
+            retention: rule.retention,
+            learner: rule.learner,
+            equation: rule.equation,
+            state_size: rule.state_size,
+            state_bytes: rule.state_bytes(&sizes.sizes(rule)),
+            recipe: recipe(rule),
+            source: rule.source,
+            objective: None,
+            example: None,
+        }
     }
 }
 
-/// Prints all rules, or one.
+/// How a recipe names the rule: its own layer, or the layer `rule` with its choices.
+fn recipe(rule: &NamedRule) -> Option<String> {
+    match rule.definition {
+        _ if MixerConfig::by_name(rule.name).is_some() => Some(format!("{:?}", rule.name)),
+        Definition::Cell(cell) => Some(cell.recipe()),
+        Definition::Special(_) => None,
+    }
+}
+
+/// Prints all rules, one rule, its explanation, or the matrix of choices.
 ///
 /// # Errors
 /// [`CommandError::Input`] for an unknown name, with the closest one.
 pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
-    let (shown, one) = match &args.name {
-        None => (RULES.iter().collect::<Vec<_>>(), false),
-        Some(name) => {
-            let rule = rules::by_name(name).ok_or_else(|| {
-                let known = RULES.map(|rule| rule.name);
-                CommandError::input(format_args!(
-                    "{}; `fastweight rules` lists them all",
-                    names::unknown("rule", name, &known)
-                ))
-            })?;
-            (vec![rule], true)
+    match (&args.command, &args.name) {
+        (Some(Command::Matrix), _) => output::line(markdown().trim_end()),
+        (Some(Command::Explain { name, sizes }), _) => explain(find(name)?, *sizes, global),
+        (None, Some(name)) => list(&[find(name)?], args.sizes, global),
+        (None, None) => {
+            list(&named::all().collect::<Vec<_>>(), args.sizes, global)?;
+            if global.json { Ok(()) } else { output::line(LEGEND) }
         }
-    };
-    if global.json {
-        return shown.into_iter().try_for_each(|rule| output::json(&Line::from(rule)));
     }
-    for rule in shown {
-        output::line(card(rule))?;
-    }
-    if one { Ok(()) } else { output::line(LEGEND) }
 }
 
-const LEGEND: &str = "State in numbers of one sequence and layer: H heads, K key and V value channels a head, T tokens. A short\n\
-                      convolution of width W adds (W - 1) H (2 K + V).";
+fn find(name: &str) -> Result<&'static NamedRule, CommandError> {
+    named::by_name(name).ok_or_else(|| {
+        let known: Vec<&str> = named::all().map(|rule| rule.name).collect();
+        let unknown = names::unknown("rule", name, &known);
+        CommandError::input(format_args!("{unknown}; `fastweight rules` lists them all"))
+    })
+}
 
-fn card(rule: &Rule) -> String {
+fn list(rules: &[&NamedRule], sizes: SizeArgs, global: &Global) -> Result<(), CommandError> {
+    rules.iter().try_for_each(|rule| {
+        let line = Line::new(rule, sizes);
+        if global.json { output::json(&line) } else { output::line(card(&line, sizes.sizes(rule))) }
+    })
+}
+
+fn explain(rule: &NamedRule, sizes: SizeArgs, global: &Global) -> Result<(), CommandError> {
+    let example = example(rule);
+    let line = Line { objective: Some(rule.objective), ..Line::new(rule, sizes) };
+    if global.json {
+        return output::json(&Line { example: Some(example), ..line });
+    }
+    output::line(card(&line, sizes.sizes(rule)))?;
+    output::line(worked(&example))
+}
+
+const LEGEND: &str = "State in numbers of one sequence and layer: H heads, K key and V value channels a head, T tokens, E hidden channels of\n\
+                      an MLP a key channel; bytes in float32. A short convolution of width W adds (W - 1) H (2 K + V). `fastweight rules\n\
+                      explain NAME` adds the objective and an example, `fastweight rules matrix` shows which choices go together.";
+
+fn card(line: &Line, sizes: Sizes) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
-    for (choice, text) in [
-        ("architecture", rule.architecture),
-        ("attentional bias", rule.attentional_bias),
-        ("retention", rule.retention),
-        ("learner", rule.learner),
-        ("equation", rule.equation),
-        ("state", rule.state_size),
-        ("source", rule.source),
-    ] {
-        table.add_row([choice, text]);
+    let Sizes { heads, key, value, tokens } = sizes;
+    let state = format!(
+        "{}: {} bytes for H = {heads}, K = {key}, V = {value}, T = {tokens}",
+        line.state_size, line.state_bytes
+    );
+    let rows = [
+        ("architecture", Some(line.architecture)),
+        ("attentional bias", Some(line.attentional_bias)),
+        ("retention", Some(line.retention)),
+        ("learner", Some(line.learner)),
+        ("equation", Some(line.equation)),
+        ("objective", line.objective),
+        ("state", Some(&state)),
+        ("recipe", line.recipe.as_deref()),
+        ("source", Some(line.source)),
+    ];
+    for (choice, text) in rows {
+        if let Some(text) = text {
+            table.add_row([choice, text]);
+        }
     }
-    format!("{}: {}\n{table}\n", rule.name, rule.title)
+    format!("{}: {}\n{table}\n", line.name, line.title)
+}
+
+/// The example as text.
+fn worked(example: &Example) -> String {
+    let vector = |x: &[f64]| {
+        let numbers: Vec<String> = x.iter().map(|x| format!("{x:.4}")).collect();
+        format!("[{}]", numbers.join(", "))
+    };
+    let mut text = format!("Example with K = V = 2 and {}; the query is the key.\n", example.numbers);
+    for (t, step) in example.steps.iter().enumerate() {
+        let Step { key, value, memory, read_before, read_after, objective_before, objective_after } = step;
+        let _ = writeln!(text, "  token {}: key {}, value {}", t + 1, vector(key), vector(value));
+        if !memory.is_empty() {
+            let rows: Vec<String> = memory.iter().map(|row| vector(row)).collect();
+            let _ = writeln!(text, "    memory     {}", rows.join(" "));
+        }
+        let before = if read_before.is_empty() { "nothing".into() } else { vector(read_before) };
+        let _ = writeln!(text, "    reads      {} (before the write {before})", vector(read_after));
+        match (objective_before, objective_after) {
+            (Some(before), Some(after)) => {
+                let _ =
+                    writeln!(text, "    objective  {after:.6} (at the memory before the write {before:.6})");
+            }
+            (None, Some(after)) => {
+                let _ = writeln!(text, "    objective  {after:.6}");
+            }
+            _ => {}
+        }
+    }
+    text.trim_end().to_owned()
 }

@@ -6,5 +6,6 @@ mod errors;
 mod generate;
 mod help;
 mod recipes;
+mod rules;
 mod support;
 mod train;

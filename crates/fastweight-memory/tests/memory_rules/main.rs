@@ -1,0 +1,10 @@
+//! The algebra of rules: definitions against stored numbers, closed forms against objectives, tensors against
+//! definitions.
+
+mod choices;
+mod fixtures;
+mod layer;
+mod minimise;
+mod named;
+mod support;
+mod tensors;
