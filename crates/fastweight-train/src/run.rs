@@ -274,9 +274,9 @@ impl Loaded {
         match (self.state.task.kind, &self.state.task.tokenizer) {
             (crate::recipe::TaskKind::Text, Some(path)) => Ok(Tokenizer::open(path)?),
             (crate::recipe::TaskKind::Text, None) => Ok(Tokenizer::Byte),
-            (crate::recipe::TaskKind::Recall, _) => Err(TrainError::Argument {
+            (kind, _) => Err(TrainError::Argument {
                 name: "the model's task",
-                found: "recall, which has no text".into(),
+                found: format!("{}, which has no text", kind.name()),
                 expected: "a model that was trained on text",
             }),
         }

@@ -9,6 +9,7 @@ mod validate;
 use std::path::PathBuf;
 
 use fastweight_memory::MixerConfig;
+use fastweight_tasks::formal::Language;
 use fastweight_tasks::recall::Filler;
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +50,8 @@ pub struct Recipe {
 pub enum TaskKind {
     /// Multi-query associative recall.
     Recall,
+    /// Strings of a formal language, the answer asked after every symbol.
+    FormalLanguage,
     /// Next-token prediction on a text.
     Text,
 }
@@ -58,6 +61,7 @@ impl TaskKind {
     pub fn name(self) -> &'static str {
         match self {
             TaskKind::Recall => "recall",
+            TaskKind::FormalLanguage => "formal_language",
             TaskKind::Text => "text",
         }
     }
@@ -67,7 +71,7 @@ impl TaskKind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TaskRecipe {
-    /// `recall` or `text`.
+    /// `recall`, `formal_language` or `text`.
     pub kind: TaskKind,
     /// Recall: number of token ids.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,6 +88,18 @@ pub struct TaskRecipe {
     /// Recall: what stands where nothing is written or asked, `random` or `zero`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filler: Option<Filler>,
+    /// Formal language: which one, such as `parity`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub language: Option<Language>,
+    /// Formal language: symbols of the shortest training strings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shortest: Option<usize>,
+    /// Formal language: symbols of the longest training strings; scores reach to twice as many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest: Option<usize>,
+    /// Formal language: different training strings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strings: Option<usize>,
     /// Text: a UTF-8 file or a folder of them; may be given at the command instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<PathBuf>,
@@ -133,7 +149,8 @@ pub struct TrainRecipe {
     /// Steps between evaluations; 0 evaluates at the end only.
     #[serde(default)]
     pub eval_every: usize,
-    /// Batches (recall) or windows per row (text; 0 for all) in one evaluation.
+    /// Batches of 64 rows (recall) or strings (formal language; 0 for all), or windows per row (text; 0 for all), in one
+    /// evaluation on the way.
     #[serde(default = "default_eval_batches")]
     pub eval_batches: usize,
     /// Score at which training stops early.

@@ -1,6 +1,7 @@
 //! From a recipe to model configurations with matched parameter counts.
 
 use fastweight_models::{ModelConfig, presets};
+use fastweight_tasks::formal::FormalConfig;
 use fastweight_tasks::recall::RecallConfig;
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +11,9 @@ use crate::error::TrainError;
 
 /// Parameter counts that differ by less than this share count as matched.
 pub const PARAMETER_TOLERANCE: f64 = 0.05;
+
+/// Token ids of a text read as bytes.
+const BYTES: usize = 256;
 
 /// How a model's parameter count relates to the first model's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,6 +153,18 @@ impl Recipe {
 }
 
 impl TaskRecipe {
+    /// Token ids of its models, as far as the recipe says it; a tokenizer's are known when it is opened.
+    pub fn vocab(&self) -> usize {
+        let formal = self.formal().map(|config| config.vocab());
+        formal.or(self.vocab).unwrap_or(BYTES)
+    }
+
+    /// Tokens of its longest training sequences.
+    pub fn length(&self) -> usize {
+        let formal = self.formal().map(|config| config.longest);
+        formal.or(self.length).or(self.context).unwrap_or(1)
+    }
+
     /// The sizes of a recall task.
     pub(crate) fn recall(&self) -> Option<RecallConfig> {
         if self.kind != TaskKind::Recall {
@@ -157,6 +173,18 @@ impl TaskRecipe {
         let mut config = RecallConfig::new(self.vocab?, self.length?, self.pairs?);
         config.power = self.power.unwrap_or(config.power);
         config.filler = self.filler.unwrap_or_default();
+        Some(config)
+    }
+
+    /// The language and strings of a formal language task.
+    pub(crate) fn formal(&self) -> Option<FormalConfig> {
+        if self.kind != TaskKind::FormalLanguage {
+            return None;
+        }
+        let mut config = FormalConfig::new(self.language?);
+        config.shortest = self.shortest.unwrap_or(config.shortest);
+        config.longest = self.longest.unwrap_or(config.longest);
+        config.strings = self.strings.unwrap_or(config.strings);
         Some(config)
     }
 }

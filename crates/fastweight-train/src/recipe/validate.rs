@@ -110,7 +110,7 @@ impl Recipe {
 
     /// The vocabulary as far as the recipe says it; a tokenizer's is known when it is opened.
     fn assumed_vocab(&self) -> usize {
-        self.task.vocab.unwrap_or(256)
+        self.task.vocab()
     }
 
     fn validate_task(&self) -> Result<(), Fault> {
@@ -122,6 +122,12 @@ impl Recipe {
             ("power", task.power.is_some()),
             ("filler", task.filler.is_some()),
         ];
+        let formal = [
+            ("language", task.language.is_some()),
+            ("shortest", task.shortest.is_some()),
+            ("longest", task.longest.is_some()),
+            ("strings", task.strings.is_some()),
+        ];
         let text = [
             ("data", task.data.is_some()),
             ("tokenizer", task.tokenizer.is_some()),
@@ -129,10 +135,11 @@ impl Recipe {
             ("held_out", task.held_out.is_some()),
         ];
         let (own, foreign) = match task.kind {
-            TaskKind::Recall => (&recall[..], &text[..]),
-            TaskKind::Text => (&text[..], &recall[..]),
+            TaskKind::Recall => (&recall[..], [&formal[..], &text]),
+            TaskKind::FormalLanguage => (&formal[..], [&recall[..], &text]),
+            TaskKind::Text => (&text[..], [&recall[..], &formal]),
         };
-        if let Some((key, _)) = foreign.iter().find(|(_, given)| *given) {
+        if let Some((key, _)) = foreign.into_iter().flatten().find(|(_, given)| *given) {
             let names: Vec<String> = own.iter().map(|(key, _)| format!("`{key}`")).collect();
             let message = format!(
                 "`{key}` is not an option of a {} task, which has {}",
@@ -148,6 +155,10 @@ impl Recipe {
                 }
             }
         }
+        if task.kind == TaskKind::FormalLanguage && task.language.is_none() {
+            let message = "a formal_language task needs `language`, such as \"parity\"";
+            return Err(Fault::new("task", "kind", message));
+        }
         if task.kind == TaskKind::Text && task.context.is_none() {
             return Err(Fault::new(
                 "task",
@@ -161,7 +172,8 @@ impl Recipe {
         if task.context == Some(0) {
             return Err(Fault::new("task", "context", "expected at least 1 token in a training window"));
         }
-        match task.recall().map(|config| config.validate()) {
+        let sizes = task.recall().map(|config| config.validate());
+        match sizes.or_else(|| task.formal().map(|config| config.validate())) {
             Some(Err(TaskError::Setting { setting, found, expected, advice, .. })) => Err(Fault::new(
                 "task",
                 setting,

@@ -37,6 +37,9 @@ pub fn all(comparison: &Comparison) -> Result<Vec<Chart>, TrainError> {
 fn score_by_tokens(comparison: &Comparison) -> Result<Chart, TrainError> {
     let (title, label, range) = match comparison.metric {
         Metric::Accuracy => ("Accuracy against training tokens", "accuracy", Some(0.0..1.0)),
+        Metric::Strings => {
+            ("Long strings right against training tokens", "long strings right", Some(0.0..1.0))
+        }
         Metric::BitsPerByte => ("Bits per byte against training tokens", "bits per byte, held out", None),
     };
     let x = Axis { label: "training tokens", scale: Scale::Linear, format: count, range: None };

@@ -60,6 +60,7 @@ fn lead(comparison: &Comparison) -> String {
             comparison.recipe.task.pairs.unwrap_or_default(),
             comparison.length
         ),
+        Metric::Strings => format!("strings of at most {} tokens", comparison.length),
         Metric::BitsPerByte => format!("next-token prediction with {} tokens of context", comparison.length),
     };
     let plural = |n: usize, word: &str| if n == 1 { format!("1 {word}") } else { format!("{n} {word}s") };
@@ -79,6 +80,7 @@ fn table(comparison: &Comparison) -> String {
         .reduce(|a, b| if higher { a.max(b) } else { a.min(b) });
     let score = match comparison.metric {
         Metric::Accuracy => "accuracy &uarr;",
+        Metric::Strings => "long strings right &uarr;",
         Metric::BitsPerByte => "bits per byte &darr;",
     };
     let mut rows = String::new();

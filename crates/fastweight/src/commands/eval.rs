@@ -63,7 +63,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     }
     let (batches, pairs_batches) = match task {
         Task::Recall(_) => (args.batches.unwrap_or(RECALL_BATCHES), args.batches.unwrap_or(RECALL_BATCHES)),
-        Task::Text(_) => (args.batches.unwrap_or(0), 0),
+        Task::Formal(_) | Task::Text(_) => (args.batches.unwrap_or(0), 0),
     };
     let mut progress = Progress::new(global, "eval");
     progress.milestone(0.0, None, &format!("scoring {} of {}", task.metric().name(), args.run.display()));

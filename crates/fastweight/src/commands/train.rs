@@ -119,6 +119,7 @@ pub fn folder_of(recipe: &Recipe) -> PathBuf {
 pub fn metric(recipe: &Recipe) -> Metric {
     match recipe.task.kind {
         TaskKind::Recall => Metric::Accuracy,
+        TaskKind::FormalLanguage => Metric::Strings,
         TaskKind::Text => Metric::BitsPerByte,
     }
 }
