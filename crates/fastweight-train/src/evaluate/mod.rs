@@ -38,7 +38,7 @@ pub struct Score {
     pub metric: Metric,
     /// Mean loss in nats per scored token; of a text only.
     pub loss: Option<f64>,
-    /// Scored tokens; strings of a formal language.
+    /// Scored tokens.
     pub scored: usize,
     /// Formal language: at the training lengths, then beyond them.
     pub bins: Option<[LengthScore; 2]>,
@@ -64,7 +64,7 @@ pub fn score(model: &LanguageModel, task: &Task, batches: usize) -> Result<Score
         }
         Task::Formal(config) => {
             let bins = strings::bins(model, config, batches)?;
-            let scored = bins.iter().map(|bin| bin.tested).sum();
+            let scored = bins.iter().map(|bin| bin.answers).sum();
             Ok(Score {
                 score: bins[1].strings,
                 metric: Metric::Strings,

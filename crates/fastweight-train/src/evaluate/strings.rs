@@ -26,6 +26,8 @@ pub struct LengthScore {
     pub longest: usize,
     /// Strings that were read.
     pub tested: usize,
+    /// Answers that were asked for, one for each symbol.
+    pub answers: usize,
     /// Share of right answers, one for each symbol.
     pub steps: f64,
     /// Share of strings in which every answer is right.
@@ -75,6 +77,7 @@ fn of_lengths(
         shortest: *lengths.start(),
         longest: *lengths.end(),
         tested: tally.strings.total,
+        answers: tally.steps.total,
         steps: share(tally.steps),
         strings: share(tally.strings),
     })

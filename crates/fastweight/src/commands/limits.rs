@@ -32,6 +32,11 @@ const MATRIX_TENSORS: f64 = 4.0;
 /// A size beyond anything this program trains, a model that is none, or more memory than the machine has.
 pub fn check(recipe: &Recipe) -> Result<(), CommandError> {
     check_sizes(recipe)?;
+    recipe.parts().iter().try_for_each(check_part)
+}
+
+/// Checks the models of a recipe of one task.
+fn check_part(recipe: &Recipe) -> Result<(), CommandError> {
     let (task, train) = (&recipe.task, &recipe.train);
     for model in recipe.resolve(task.vocab()).map_err(CommandError::train)? {
         let name = &model.name;
@@ -47,6 +52,10 @@ pub fn check(recipe: &Recipe) -> Result<(), CommandError> {
 /// # Errors
 /// A size beyond anything this program trains.
 pub fn check_sizes(recipe: &Recipe) -> Result<(), CommandError> {
+    recipe.parts().iter().try_for_each(check_part_sizes)
+}
+
+fn check_part_sizes(recipe: &Recipe) -> Result<(), CommandError> {
     let (task, train) = (&recipe.task, &recipe.train);
     refuse(
         "task",

@@ -7,4 +7,5 @@ mod generate;
 mod help;
 mod recipes;
 mod support;
+mod tasks;
 mod train;
