@@ -19,13 +19,21 @@ pub struct TokenBatch {
     pub batch: usize,
     /// Tokens in a row.
     pub time: usize,
+    /// Tokens of each document when the one row packs several, which must not see each other; they add up to `time`.
+    pub documents: Option<Vec<usize>>,
 }
 
 impl TokenBatch {
     /// A batch of no rows yet, of `time` tokens each, with room for `batch` rows.
     pub(crate) fn with_capacity(batch: usize, time: usize) -> Self {
         let room = batch.saturating_mul(time);
-        Self { tokens: Vec::with_capacity(room), targets: Vec::with_capacity(room), batch: 0, time }
+        Self {
+            tokens: Vec::with_capacity(room),
+            targets: Vec::with_capacity(room),
+            batch: 0,
+            time,
+            documents: None,
+        }
     }
 
     /// Positions that are scored.
@@ -33,13 +41,24 @@ impl TokenBatch {
         self.targets.iter().filter(|&&target| target != IGNORE).count()
     }
 
-    /// Tokens and targets of each row, in order.
+    /// Tokens and targets of each row, in order; of each document when the row packs several.
     pub fn rows(&self) -> impl Iterator<Item = (&[u32], &[i64])> {
-        self.tokens.chunks(self.time.max(1)).zip(self.targets.chunks(self.time.max(1)))
+        self.cut(&self.tokens).zip(self.cut(&self.targets))
+    }
+
+    /// `values`, one for each position, cut like [`TokenBatch::rows`].
+    pub(crate) fn cut<'a, T>(&'a self, values: &'a [T]) -> impl Iterator<Item = &'a [T]> {
+        let count = self.documents.as_ref().map_or(self.batch, Vec::len);
+        let length = move |row: usize| self.documents.as_ref().map_or(self.time, |lengths| lengths[row]);
+        (0..count).scan(values, move |rest, row| {
+            let (head, tail) = rest.split_at_checked(length(row))?;
+            *rest = tail;
+            Some(head)
+        })
     }
 }
 
-/// One line a row; a scored position is written `token>target`.
+/// One line a row or document; a scored position is written `token>target`.
 impl fmt::Display for TokenBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (tokens, targets) in self.rows() {

@@ -30,6 +30,16 @@ pub enum TaskError {
         /// All known names.
         known: Vec<String>,
     },
+    /// No formal language has this name.
+    #[error("no formal language is called {name:?}{}; the languages are {}", suggest(.suggestion), .known.join(", "))]
+    UnknownLanguage {
+        /// The name that came.
+        name: String,
+        /// The nearest known name.
+        suggestion: Option<String>,
+        /// All known names.
+        known: Vec<String>,
+    },
     /// The number of predictions is not the number of positions.
     #[error(
         "{found} predictions came for a batch of {batch} x {time} positions; give one token id per position"

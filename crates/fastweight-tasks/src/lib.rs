@@ -4,10 +4,12 @@
 //! tensor: a batch is plain numbers, [`TokenBatch`].
 //!
 //! - [`recall`]: multi-query associative recall, the task that separates memories.
+//! - [`formal`]: strings of formal languages, the task that shows what a state can track.
 //! - [`text`]: text files, tokenizers, training crops and held-out windows.
 
 mod batch;
 mod error;
+pub mod formal;
 mod names;
 pub mod recall;
 mod score;

@@ -51,8 +51,13 @@ mod tests {
 
     #[test]
     fn only_scored_positions_count() {
-        let batch =
-            TokenBatch { tokens: vec![1, 2, 3, 4], targets: vec![IGNORE, 7, IGNORE, 9], batch: 2, time: 2 };
+        let batch = TokenBatch {
+            tokens: vec![1, 2, 3, 4],
+            targets: vec![IGNORE, 7, IGNORE, 9],
+            batch: 2,
+            time: 2,
+            documents: None,
+        };
         let tally = score(&batch, &[0, 7, 9, 8]).unwrap();
         assert_eq!(tally, Tally { correct: 1, total: 2 });
         assert_eq!(tally.accuracy(), Some(0.5));

@@ -227,7 +227,12 @@ fn settings_are_read_strictly() {
 
 #[test]
 fn a_batch_prints_its_questions() {
-    let rows =
-        TokenBatch { tokens: vec![1, 9, 1, 0], targets: vec![IGNORE, IGNORE, 9, IGNORE], batch: 1, time: 4 };
+    let rows = TokenBatch {
+        tokens: vec![1, 9, 1, 0],
+        targets: vec![IGNORE, IGNORE, 9, IGNORE],
+        batch: 1,
+        time: 4,
+        documents: None,
+    };
     assert_eq!(rows.to_string(), "1 9 1>9 0\n");
 }

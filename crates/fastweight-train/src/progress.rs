@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::task::Metric;
 use crate::trainer::Trainer;
 
 /// Something that happened in [`crate::run::train`] or [`crate::compare::compare`].
@@ -13,6 +14,10 @@ pub enum Event<'a> {
     Started {
         /// The model.
         model: &'a str,
+        /// The task.
+        task: &'a str,
+        /// What its scores measure.
+        metric: Metric,
         /// Its seed.
         seed: u64,
         /// Its trained parameters.
@@ -37,6 +42,10 @@ pub enum Event<'a> {
     Finished {
         /// The model.
         model: &'a str,
+        /// The task.
+        task: &'a str,
+        /// What its score measures.
+        metric: Metric,
         /// Its seed.
         seed: u64,
         /// Its final score.

@@ -61,7 +61,7 @@ pub struct Summary {
     pub checkpoint: PathBuf,
 }
 
-/// Trains the first model of `recipe` with its first seed in `options.folder`.
+/// Trains the first model of `recipe` on its first task with its first seed in `options.folder`.
 ///
 /// A folder with checkpoints of the same recipe and data is continued from the newest usable one; the result
 /// is that of an uninterrupted run, bit for bit (with a budget in steps or tokens).
@@ -74,6 +74,8 @@ pub fn train(
     device: &Device,
     on_event: &mut dyn FnMut(Event),
 ) -> Result<Summary, TrainError> {
+    let recipe = recipe.parts().swap_remove(0);
+    let recipe = &recipe;
     let task = Task::open(&recipe.task, options.data.as_deref())?;
     let model = recipe.resolve_first(task.vocab())?;
     let seed = recipe.train.seeds.first().copied().unwrap_or_default();
@@ -91,7 +93,8 @@ pub fn train(
     let resumed_from = run.resume(&mut trainer, on_event)?;
     files::write_whole(&folder.join(RECIPE), recipe.annotated_source().as_bytes())?;
 
-    on_event(Event::Started { model: &model.name, seed, parameters: model.parameters, index: 0, count: 1 });
+    let (name, metric, parameters) = (recipe.task.name(), task.metric(), model.parameters);
+    on_event(Event::Started { model: &model.name, task: name, metric, seed, parameters, index: 0, count: 1 });
     let every = recipe.train.checkpoint_every;
     let score = trainer.run(&mut |trainer, moment| {
         match moment {
@@ -110,7 +113,14 @@ pub fn train(
     let path = run.save(&trainer)?;
     let position = trainer.position();
     on_event(Event::Checkpoint { path: &path, step: position.step });
-    on_event(Event::Finished { model: &model.name, seed, score: score.score, reused: false });
+    on_event(Event::Finished {
+        model: &model.name,
+        task: name,
+        metric,
+        seed,
+        score: score.score,
+        reused: false,
+    });
     Ok(Summary {
         seed,
         steps: position.step,
@@ -274,9 +284,9 @@ impl Loaded {
         match (self.state.task.kind, &self.state.task.tokenizer) {
             (crate::recipe::TaskKind::Text, Some(path)) => Ok(Tokenizer::open(path)?),
             (crate::recipe::TaskKind::Text, None) => Ok(Tokenizer::Byte),
-            (crate::recipe::TaskKind::Recall, _) => Err(TrainError::Argument {
+            (kind, _) => Err(TrainError::Argument {
                 name: "the model's task",
-                found: "recall, which has no text".into(),
+                found: format!("{}, which has no text", kind.name()),
                 expected: "a model that was trained on text",
             }),
         }

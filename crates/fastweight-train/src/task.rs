@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use fastweight_tasks::formal::{self, FormalConfig};
 use fastweight_tasks::recall::{self, RecallConfig};
 use fastweight_tasks::text::{HELD_OUT, TextDataset, TextSource, Tokenizer};
 use fastweight_tasks::{TaskError, TokenBatch};
@@ -17,6 +18,9 @@ use crate::recipe::{TaskKind, TaskRecipe};
 pub enum Metric {
     /// Share of right answers, in `[0, 1]`; higher is better.
     Accuracy,
+    /// Share of strings, up to twice as long as any trained on, in which every answer is right, in `[0, 1]`; higher
+    /// is better.
+    Strings,
     /// Held-out bits per byte of text; lower is better.
     BitsPerByte,
 }
@@ -26,13 +30,14 @@ impl Metric {
     pub fn name(self) -> &'static str {
         match self {
             Metric::Accuracy => "accuracy",
+            Metric::Strings => "long strings right",
             Metric::BitsPerByte => "bits per byte",
         }
     }
 
     /// Whether a higher score is better.
     pub fn higher_is_better(self) -> bool {
-        self == Metric::Accuracy
+        self != Metric::BitsPerByte
     }
 
     /// Whether score `a` is at least as good as `b`.
@@ -46,6 +51,8 @@ impl Metric {
 pub enum Task {
     /// Multi-query associative recall.
     Recall(RecallConfig),
+    /// Strings of a formal language.
+    Formal(FormalConfig),
     /// Next-token prediction on a text.
     Text(Box<TextTask>),
 }
@@ -69,14 +76,15 @@ impl Task {
     /// The sizes make no task, the text or tokenizer cannot be read, the text is too short, or there is none.
     pub fn open(recipe: &TaskRecipe, data: Option<&Path>) -> Result<Task, TrainError> {
         match recipe.kind {
+            TaskKind::Recall | TaskKind::FormalLanguage if data.is_some() => Err(TrainError::Argument {
+                name: "the data",
+                found: "a path".into(),
+                expected: match recipe.kind {
+                    TaskKind::Recall => "none, because a recall task makes its own",
+                    _ => "none, because a formal_language task makes its own",
+                },
+            }),
             TaskKind::Recall => {
-                if data.is_some() {
-                    return Err(TrainError::Argument {
-                        name: "the data",
-                        found: "a path".into(),
-                        expected: "none, because a recall task makes its own",
-                    });
-                }
                 let Some(config) = recipe.recall() else {
                     return Err(TrainError::Argument {
                         name: "the recall task",
@@ -86,6 +94,17 @@ impl Task {
                 };
                 config.validate()?;
                 Ok(Task::Recall(config))
+            }
+            TaskKind::FormalLanguage => {
+                let Some(config) = recipe.formal() else {
+                    return Err(TrainError::Argument {
+                        name: "the formal language",
+                        found: "without a name".into(),
+                        expected: "`language` in [task], such as \"parity\"",
+                    });
+                };
+                config.validate()?;
+                Ok(Task::Formal(config))
             }
             TaskKind::Text => {
                 let Some(path) = data.or(recipe.data.as_deref()) else {
@@ -114,15 +133,25 @@ impl Task {
     pub fn vocab(&self) -> usize {
         match self {
             Task::Recall(config) => config.vocab,
+            Task::Formal(config) => config.vocab(),
             Task::Text(text) => text.tokenizer.vocab_size(),
         }
     }
 
-    /// Tokens in one training sequence.
+    /// Tokens in one training sequence, in the longest one where they differ.
     pub fn length(&self) -> usize {
         match self {
             Task::Recall(config) => config.length,
+            Task::Formal(config) => config.longest,
             Task::Text(text) => text.context,
+        }
+    }
+
+    /// Tokens in the average training sequence.
+    pub fn mean_length(&self) -> f64 {
+        match self {
+            Task::Formal(config) => config.mean_length(),
+            Task::Recall(_) | Task::Text(_) => self.length() as f64,
         }
     }
 
@@ -130,6 +159,7 @@ impl Task {
     pub fn metric(&self) -> Metric {
         match self {
             Task::Recall(_) => Metric::Accuracy,
+            Task::Formal(_) => Metric::Strings,
             Task::Text(_) => Metric::BitsPerByte,
         }
     }
@@ -137,7 +167,7 @@ impl Task {
     /// The tokenizer of a text task.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
-            Task::Recall(_) => None,
+            Task::Recall(_) | Task::Formal(_) => None,
             Task::Text(text) => Some(&text.tokenizer),
         }
     }
@@ -145,7 +175,7 @@ impl Task {
     /// Identifies the data, for checkpoints and results.
     pub fn fingerprint(&self) -> String {
         match self {
-            Task::Recall(_) => "generated".into(),
+            Task::Recall(_) | Task::Formal(_) => "generated".into(),
             Task::Text(text) => text.fingerprint.clone(),
         }
     }
@@ -157,6 +187,7 @@ impl Task {
     pub fn train_batch(&self, seed: u64, index: u64, batch: usize) -> Result<TokenBatch, TaskError> {
         match self {
             Task::Recall(config) => recall::batch(config, seed, index, batch),
+            Task::Formal(config) => formal::batch(config, seed, index, batch),
             Task::Text(text) => text.dataset.train_batch(seed, index, batch, text.context),
         }
     }

@@ -5,6 +5,7 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use fastweight_models::{LanguageModel, ModelConfig};
+use fastweight_ops::Offsets;
 use fastweight_ops::loss::cross_entropy;
 use fastweight_tasks::{IGNORE, TokenBatch};
 
@@ -122,7 +123,7 @@ impl<'a> Trainer<'a> {
     pub fn step(&mut self) -> Result<f64, TrainError> {
         let start = Instant::now();
         let rate = self.schedule.at(self.position.step, self.fraction());
-        let (loss, gradients) = self.loss_and_gradients()?;
+        let (loss, gradients, tokens) = self.loss_and_gradients()?;
         let norm = gradients.norm()?;
         if !norm.is_finite() {
             let place = gradients.last_non_finite().map(|name| format!("the gradient of {name}"));
@@ -139,7 +140,7 @@ impl<'a> Trainer<'a> {
 
         let position = &mut self.position;
         position.step += 1;
-        position.tokens += tokens_per_step(self.task, self.recipe);
+        position.tokens += tokens;
         position.seconds += start.elapsed().as_secs_f64();
         position.learning_rate = rate;
         if position.losses.len() == REMEMBERED {
@@ -169,7 +170,7 @@ impl<'a> Trainer<'a> {
             observe(self, Moment::Settled)?;
         }
         let whole = match self.task {
-            Task::Text(_) => 0,
+            Task::Text(_) | Task::Formal(_) => 0,
             Task::Recall(_) => self.recipe.eval_batches,
         };
         let score = self.evaluate(whole)?;
@@ -253,7 +254,8 @@ impl<'a> Trainer<'a> {
         self.seed
     }
 
-    fn loss_and_gradients(&self) -> Result<(f64, Gradients), TrainError> {
+    /// Loss and gradients of the next step, and the tokens it reads.
+    fn loss_and_gradients(&self) -> Result<(f64, Gradients, u64), TrainError> {
         let parts = self.recipe.accumulate;
         let first = (self.position.step * parts) as u64;
         let batches: Vec<TokenBatch> = (0..parts as u64)
@@ -268,7 +270,7 @@ impl<'a> Trainer<'a> {
             let tokens = token_tensor(batch, &self.device);
             let (hidden, _) = self
                 .model
-                .hidden(tokens.clone(), None, None)
+                .hidden(tokens.clone(), None, offsets(batch).as_ref())
                 .map_err(|error| diagnose::diverged(error, &self.model.valid(), step))?;
             let (logits, targets) = scored_logits(&self.model, hidden, batch);
             let loss = cross_entropy(logits, &targets).map_err(fastweight_memory::MemoryError::from)?;
@@ -281,7 +283,8 @@ impl<'a> Trainer<'a> {
             let loss = if batches.len() == 1 { loss } else { loss * share };
             gradients.add(Gradients::take(&self.model, loss.backward()))?;
         }
-        Ok((total, gradients))
+        let tokens = batches.iter().map(|batch| batch.tokens.len() as u64).sum();
+        Ok((total, gradients, tokens))
     }
 }
 
@@ -289,6 +292,11 @@ impl<'a> Trainer<'a> {
 pub(crate) fn token_tensor(batch: &TokenBatch, device: &Device) -> Tensor<2, Int> {
     let ids: Vec<i64> = batch.tokens.iter().map(|&id| i64::from(id)).collect();
     Tensor::from_data(TensorData::new(ids, [batch.batch, batch.time]), device)
+}
+
+/// The boundaries of the documents that a batch packs in its row.
+pub(crate) fn offsets(batch: &TokenBatch) -> Option<Offsets> {
+    batch.documents.as_deref().map(Offsets::from_lengths)
 }
 
 /// Logits `[scored, vocab]` and targets of the scored positions of `batch`, from its channels before the head.
@@ -310,12 +318,13 @@ pub(crate) fn scored_logits(
 
 /// Steps in a recipe's budget, when it is not in seconds.
 pub(crate) fn steps(task: &Task, recipe: &TrainRecipe) -> Option<usize> {
-    let from_tokens = |tokens: u64| tokens.div_ceil(tokens_per_step(task, recipe)) as usize;
+    let from_tokens = |tokens: u64| (tokens as f64 / tokens_per_step(task, recipe)).ceil() as usize;
     recipe.steps.or_else(|| recipe.tokens.map(from_tokens))
 }
 
-fn tokens_per_step(task: &Task, recipe: &TrainRecipe) -> u64 {
-    task.length().saturating_mul(recipe.batch).saturating_mul(recipe.accumulate).max(1) as u64
+/// Tokens of the average step.
+fn tokens_per_step(task: &Task, recipe: &TrainRecipe) -> f64 {
+    (task.mean_length() * recipe.batch as f64 * recipe.accumulate as f64).max(1.0)
 }
 
 fn optimizer_options(recipe: &TrainRecipe) -> AdamWOptions {

@@ -40,13 +40,14 @@ fn every_model_and_seed_gives_one_line_with_the_agreed_fields() {
     assert_eq!(order, [(MIXERS[0], 1), (MIXERS[0], 2), (MIXERS[1], 1), (MIXERS[1], 2)]);
     let stored = fs::read_to_string(folder.path().join(RESULTS)).unwrap();
     assert_eq!(stored.lines().count(), 4);
-    for (entry, line) in comparison.entries.iter().zip(stored.lines()) {
+    for (entry, line) in comparison.tasks[0].entries.iter().zip(stored.lines()) {
         let short: serde_json::Value = serde_json::from_str(&entry.line()).unwrap();
         let long: serde_json::Value = serde_json::from_str(line).unwrap();
         let mut keys: Vec<_> = short.as_object().unwrap().keys().map(String::as_str).collect();
         keys.sort_unstable();
         let mut expected = [
             "model",
+            "task",
             "seed",
             "score",
             "params",
@@ -63,9 +64,9 @@ fn every_model_and_seed_gives_one_line_with_the_agreed_fields() {
         assert_eq!(entry.by_pairs.len(), 3);
         assert!(entry.train_tokens_per_s > 0.0 && entry.decode_tokens_per_s > 0.0 && entry.seconds > 0.0);
     }
-    for row in &comparison.rows {
+    for row in &comparison.tasks[0].rows {
         let scores: Vec<f64> =
-            comparison.entries.iter().filter(|e| e.model == row.model).map(|e| e.score).collect();
+            comparison.tasks[0].entries.iter().filter(|e| e.model == row.model).map(|e| e.score).collect();
         assert_eq!(row.score, Spread::of(scores.into_iter()));
         assert_eq!(row.score.count, 2);
     }
@@ -85,8 +86,9 @@ fn an_interrupted_comparison_continues_where_it_stopped() {
     fs::write(&path, format!("{}\n{}\n{}", lines[0], lines[1], &lines[2][..40])).unwrap();
     let (again, finished) = run(&recipe, &options(folder.path()));
     assert_eq!(reused(&finished), [true, true, false, false]);
-    let scores =
-        |comparison: &Comparison| comparison.entries.iter().map(|e| e.score.to_bits()).collect::<Vec<_>>();
+    let scores = |comparison: &Comparison| {
+        comparison.tasks[0].entries.iter().map(|e| e.score.to_bits()).collect::<Vec<_>>()
+    };
     assert_eq!(scores(&again), scores(&whole));
     let repaired = fs::read_to_string(&path).unwrap();
     assert!(
@@ -126,14 +128,19 @@ fn learning_rates_are_tried_and_the_best_is_kept_and_reported() {
     let text = text(&train.replace("[compare]", "target = 0.5\n[compare]"), "linear_attention");
     let options = Options { data: Some(text_file(home.path())), ..options(folder.path()) };
     let (comparison, _) = run(&text, &options);
-    assert_eq!(comparison.trials.len(), 2);
-    assert!(comparison.trials[1].score < comparison.trials[0].score, "{:?}", comparison.trials);
-    assert_eq!(comparison.rows[0].learning_rate, 1e-2);
-    assert_eq!(comparison.entries[0].learning_rate, 1e-2);
+    assert_eq!(comparison.tasks[0].trials.len(), 2);
+    assert!(
+        comparison.tasks[0].trials[1].score < comparison.tasks[0].trials[0].score,
+        "{:?}",
+        comparison.tasks[0].trials
+    );
+    assert_eq!(comparison.tasks[0].rows[0].learning_rate, 1e-2);
+    assert_eq!(comparison.tasks[0].entries[0].learning_rate, 1e-2);
     let trials = fs::read_to_string(folder.path().join("trials.jsonl")).unwrap();
     let (again, finished) = run(&text, &options);
-    let rates =
-        |comparison: &Comparison| comparison.trials.iter().map(|t| t.learning_rate).collect::<Vec<_>>();
+    let rates = |comparison: &Comparison| {
+        comparison.tasks[0].trials.iter().map(|t| t.learning_rate).collect::<Vec<_>>()
+    };
     assert_eq!((rates(&again), reused(&finished)), (rates(&comparison), vec![true]));
     assert_eq!(
         fs::read_to_string(folder.path().join("trials.jsonl")).unwrap(),
@@ -205,9 +212,9 @@ fn a_learning_rate_that_diverges_is_recorded_and_the_search_goes_on() {
         Recipe::parse(&format!("{source}[compare]\nlearning_rates = [1e30, 1e-3]\npilot = 1.0\n")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let (comparison, _) = run(&recipe, &options(folder.path()));
-    let diverged: Vec<_> = comparison.trials.iter().map(|trial| trial.score.is_none()).collect();
+    let diverged: Vec<_> = comparison.tasks[0].trials.iter().map(|trial| trial.score.is_none()).collect();
     assert_eq!(diverged, [true, false].repeat(3));
-    assert!(comparison.models.iter().all(|model| model.learning_rate == 1e-3));
+    assert!(comparison.tasks[0].models.iter().all(|model| model.learning_rate == 1e-3));
 }
 
 #[test]

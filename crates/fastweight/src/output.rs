@@ -4,7 +4,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use comfy_table::{CellAlignment, Table, TableComponent, presets};
+use comfy_table::{Cell, CellAlignment, Table, TableComponent, presets};
 use serde::Serialize;
 
 use crate::error::CommandError;
@@ -46,11 +46,11 @@ pub fn count(number: impl Display, noun: &str) -> String {
 }
 
 /// An empty table: the first column is text, the others are numbers.
-pub fn table<const COLUMNS: usize>(header: [&str; COLUMNS]) -> Table {
+pub fn table(header: impl IntoIterator<Item = impl Into<Cell>>) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
     table.remove_style(TableComponent::HorizontalLines).remove_style(TableComponent::MiddleIntersections);
-    table.set_header(header);
+    table.set_header(header.into_iter().map(Into::into).collect::<Vec<Cell>>());
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }

@@ -13,6 +13,7 @@ use crate::progress::Progress;
 /// Progress of one training or of several, one after the other.
 pub struct TrainingProgress {
     progress: Progress,
+    /// What the scores of the current training measure.
     metric: Metric,
     index: usize,
     count: usize,
@@ -23,10 +24,11 @@ pub struct TrainingProgress {
 }
 
 impl TrainingProgress {
-    /// Of trainings that have not begun, with results in `folder`; scores are in `metric`.
-    pub fn new(global: &Global, title: &str, metric: Metric, folder: &Path) -> Self {
+    /// Of trainings that have not begun, with results in `folder`.
+    pub fn new(global: &Global, title: &str, folder: &Path) -> Self {
         let progress = Progress::new(global, title);
-        Self { progress, metric, index: 0, count: 1, shown: None, folder: Some(folder.to_path_buf()) }
+        let (metric, folder) = (Metric::Accuracy, Some(folder.to_path_buf()));
+        Self { progress, metric, index: 0, count: 1, shown: None, folder }
     }
 
     /// Shows a sentence.
@@ -38,16 +40,16 @@ impl TrainingProgress {
     pub fn show(&mut self, event: Event<'_>) {
         match event {
             Event::Note(text) => self.progress.say(text),
-            Event::Started { model, seed, parameters, index, count } => {
+            Event::Started { model, task, metric, seed, parameters, index, count } => {
                 if let Some(folder) = self.folder.take() {
                     self.say(&format!(
                         "results go to {}; after an interruption the same command continues there",
                         folder.display()
                     ));
                 }
-                (self.index, self.count, self.shown) = (index, count, None);
+                (self.index, self.count, self.shown, self.metric) = (index, count, None, metric);
                 let number = if count > 1 { format!(" ({}/{count})", index + 1) } else { String::new() };
-                self.progress.set_title(format!("{model}, seed {seed}{number}"));
+                self.progress.set_title(format!("{model} on {task}, seed {seed}{number}"));
                 self.progress.milestone(self.fraction(0.0), None, &output::count(parameters, "parameter"));
             }
             Event::Step(training) => {
@@ -62,10 +64,10 @@ impl TrainingProgress {
                 self.progress.milestone(self.fraction(training.fraction), left(&training), &text);
             }
             Event::Checkpoint { .. } => {}
-            Event::Finished { model, seed, score, reused } => {
+            Event::Finished { model, task, metric, seed, score, reused } => {
                 let origin = if reused { ", from an earlier run" } else { "" };
-                let name = self.metric.name();
-                self.progress.say(&format!("{model}, seed {seed}: {name} {score:.4}{origin}"));
+                let name = metric.name();
+                self.progress.say(&format!("{model} on {task}, seed {seed}: {name} {score:.4}{origin}"));
             }
         }
     }

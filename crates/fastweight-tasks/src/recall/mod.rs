@@ -161,7 +161,7 @@ pub fn evaluation_batch(
 pub fn score_by_pairs(batch: &TokenBatch, predictions: &[u32]) -> Result<BTreeMap<usize, Tally>, TaskError> {
     score(batch, predictions)?;
     let mut tallies: BTreeMap<usize, Tally> = BTreeMap::new();
-    for ((_, targets), predicted) in batch.rows().zip(predictions.chunks(batch.time.max(1))) {
+    for ((_, targets), predicted) in batch.rows().zip(batch.cut(predictions)) {
         let pairs = targets.iter().filter(|&&target| target != IGNORE).count();
         let correct = targets.iter().zip(predicted).filter(|(target, p)| **target == i64::from(**p)).count();
         *tallies.entry(pairs).or_default() += Tally { correct, total: pairs };

@@ -1,7 +1,8 @@
-//! Several models on one task, trained one after the other at equal budget.
+//! Several models on the same tasks, trained one after the other at equal budget.
 
 mod results;
 mod table;
+mod trials;
 
 use std::path::PathBuf;
 
@@ -9,16 +10,16 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 pub use results::{Entry, RESULTS, Trial};
-pub use table::{Row, Spread, rows};
+pub use table::{BinRow, Column, Row, Spread, rows};
 
 use crate::diagnose;
 use crate::error::TrainError;
 use crate::evaluate;
 use crate::files::{self, FolderLock};
 use crate::progress::{Event, Progress};
-use crate::recipe::{ParameterMatch, Recipe, ResolvedModel, TrainRecipe, Warmup};
+use crate::recipe::{ParameterMatch, Recipe, ResolvedModel, TaskKind};
 use crate::task::{Metric, Task};
-use crate::trainer::{self, Moment, Trainer};
+use crate::trainer::{Moment, Trainer};
 use results::Results;
 
 /// Tokens that the decoding speed is measured over.
@@ -31,7 +32,7 @@ const CURVE: usize = 200;
 pub struct Options {
     /// Folder of results; created when missing.
     pub folder: PathBuf,
-    /// Text that takes the place of the recipe's.
+    /// Text that takes the place of the recipe's, in every task that learns one.
     pub data: Option<PathBuf>,
     /// Train everything again although results are there.
     pub restart: bool,
@@ -42,9 +43,22 @@ pub struct Options {
 pub struct Comparison {
     /// The recipe.
     pub recipe: Recipe,
+    /// One outcome per task, in the recipe's order.
+    pub tasks: Vec<TaskComparison>,
+    /// Sentences about the fairness of the comparison.
+    pub notes: Vec<String>,
+}
+
+/// The outcome of a comparison on one task.
+#[derive(Debug, Clone)]
+pub struct TaskComparison {
+    /// The task's name.
+    pub name: String,
+    /// The recipe of this task alone, the task's changes to the shared settings made.
+    pub recipe: Recipe,
     /// What the scores measure.
     pub metric: Metric,
-    /// Tokens in a training sequence.
+    /// Tokens in a training sequence, in the longest one where they differ.
     pub length: usize,
     /// The models, in the recipe's order.
     pub models: Vec<ResolvedModel>,
@@ -54,14 +68,19 @@ pub struct Comparison {
     pub rows: Vec<Row>,
     /// Trials of learning rates, if there were any.
     pub trials: Vec<Trial>,
-    /// Sentences about the fairness of the comparison.
-    pub notes: Vec<String>,
 }
 
-/// Trains and scores every model of `recipe` with every seed.
+impl Comparison {
+    /// Every result: for each task, one per model and seed.
+    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.tasks.iter().flat_map(|task| &task.entries)
+    }
+}
+
+/// Trains and scores every model of `recipe` on every task with every seed.
 ///
 /// Each result is appended to `results.jsonl` in the folder as it is made; a comparison that was interrupted takes
-/// the results it finds there for the same model, seed, recipe and data, and trains the rest.
+/// the results it finds there for the same model, task, seed, recipe and data, and trains the rest.
 ///
 /// # Errors
 /// Bad recipe or data, a folder in use, a loss that is not finite, a disk that is full.
@@ -71,47 +90,45 @@ pub fn compare(
     device: &Device,
     on_event: &mut dyn FnMut(Event),
 ) -> Result<Comparison, TrainError> {
-    let task = Task::open(&recipe.task, options.data.as_deref())?;
-    let mut models = recipe.resolve(task.vocab())?;
+    let open = |part: Recipe| {
+        let data = options.data.as_deref().filter(|_| part.task.kind == TaskKind::Text);
+        let task = Task::open(&part.task, data)?;
+        let models = part.resolve(task.vocab())?;
+        Ok((part, task, models))
+    };
+    let parts: Vec<_> = recipe.parts().into_iter().map(open).collect::<Result<_, TrainError>>()?;
     files::create_folder(&options.folder)?;
     let _lock = FolderLock::take(&options.folder)?;
     let mut results = Results::open(&options.folder, options.restart)?;
-    let notes = fairness(recipe, &models);
+    let mut notes = Vec::new();
+    for (part, _, models) in &parts {
+        let about = fairness(part, models);
+        notes.extend(about.into_iter().map(|note| match parts.len() {
+            1 => note,
+            _ => format!("{}: {note}", part.task.name()),
+        }));
+    }
     notes.iter().for_each(|note| on_event(Event::Note(note)));
 
-    let trials = choose_learning_rates(recipe, &task, &mut models, &mut results, device, on_event)?;
-    let count = models.len() * recipe.train.seeds.len();
-    let mut entries = Vec::with_capacity(count);
-    for model in &models {
-        for &seed in &recipe.train.seeds {
-            let key = key(recipe, &task, model, seed);
-            let entry = match results.find(&model.name, seed, &key) {
-                Some(entry) => {
-                    on_event(Event::Finished { model: &model.name, seed, score: entry.score, reused: true });
-                    entry
-                }
-                None => {
-                    let index = entries.len();
-                    on_event(Event::Started {
-                        model: &model.name,
-                        seed,
-                        parameters: model.parameters,
-                        index,
-                        count,
-                    });
-                    let place = Place { recipe, task: &task, model, seed, more: count - index - 1 };
-                    let entry = place.train(key, device, on_event).map_err(|error| place.named(error))?;
-                    results.append(&entry)?;
-                    on_event(Event::Finished { model: &model.name, seed, score: entry.score, reused: false });
-                    entry
-                }
-            };
-            entries.push(entry);
+    let count = parts.iter().map(|(part, _, models)| models.len() * part.train.seeds.len()).sum();
+    let mut tasks = Vec::with_capacity(parts.len());
+    let mut index = 0;
+    for (part, task, mut models) in parts {
+        let trials =
+            trials::choose_learning_rates(&part, &task, &mut models, &mut results, device, on_event)?;
+        let mut entries = Vec::with_capacity(models.len() * part.train.seeds.len());
+        for model in &models {
+            for &seed in &part.train.seeds {
+                let place = Place { recipe: &part, task: &task, model, seed, index, count };
+                entries.push(place.entry(&mut results, device, on_event)?);
+                index += 1;
+            }
         }
+        let rows = rows(&models, &entries);
+        let (name, metric, length) = (part.task.name().to_string(), task.metric(), task.length());
+        tasks.push(TaskComparison { name, recipe: part, metric, length, models, entries, rows, trials });
     }
-    let rows = rows(&models, &entries);
-    let (recipe, metric, length) = (recipe.clone(), task.metric(), task.length());
-    Ok(Comparison { recipe, metric, length, models, entries, rows, trials, notes })
+    Ok(Comparison { recipe: recipe.clone(), tasks, notes })
 }
 
 fn key(recipe: &Recipe, task: &Task, model: &ResolvedModel, seed: u64) -> String {
@@ -123,15 +140,49 @@ struct Place<'a> {
     task: &'a Task,
     model: &'a ResolvedModel,
     seed: u64,
-    more: usize,
+    /// Number of this training, from 0.
+    index: usize,
+    /// Trainings in all.
+    count: usize,
 }
 
 impl Place<'_> {
+    /// The result that is there already, or that of a training.
+    fn entry(
+        &self,
+        results: &mut Results,
+        device: &Device,
+        on_event: &mut dyn FnMut(Event),
+    ) -> Result<Entry, TrainError> {
+        let Place { recipe, task, model, seed, index, count } = *self;
+        let (name, metric) = (recipe.task.name(), task.metric());
+        let key = key(recipe, task, model, seed);
+        let known = results.find(&model.name, seed, &key);
+        let reused = known.is_some();
+        let entry = match known {
+            // A task may have got another name since.
+            Some(entry) => Entry { task: name.to_string(), ..entry },
+            None => {
+                let parameters = model.parameters;
+                let started =
+                    Event::Started { model: &model.name, task: name, metric, seed, parameters, index, count };
+                on_event(started);
+                let entry = self.train(key, device, on_event).map_err(|error| self.named(error))?;
+                results.append(&entry)?;
+                entry
+            }
+        };
+        let score = entry.score;
+        on_event(Event::Finished { model: &model.name, task: name, metric, seed, score, reused });
+        Ok(entry)
+    }
+
     /// `error` with the model and seed that diverged.
     fn named(&self, error: TrainError) -> TrainError {
         match error {
             TrainError::NonFinite { step, what, place } => {
-                let place = format!("{place} of the model {} with seed {}", self.model.name, self.seed);
+                let (model, task) = (&self.model.name, self.recipe.task.name());
+                let place = format!("{place} of the model {model} with seed {} on {task}", self.seed);
                 TrainError::NonFinite { step, what, place }
             }
             other => other,
@@ -144,7 +195,8 @@ impl Place<'_> {
         device: &Device,
         on_event: &mut dyn FnMut(Event),
     ) -> Result<Entry, TrainError> {
-        let Place { recipe, task, model, seed, more } = *self;
+        let Place { recipe, task, model, seed, index, count } = *self;
+        let more = count - index - 1;
         let mut trainer = Trainer::new(task, &recipe.train, model, seed, device)?;
         let (mut curve, mut losses) = (Vec::new(), Vec::new());
         let mut next = 0.0;
@@ -172,6 +224,7 @@ impl Place<'_> {
         let at_step = |error| diagnose::at_step(error, position.step);
         Ok(Entry {
             model: model.name.clone(),
+            task: recipe.task.name().to_string(),
             seed,
             score: score.score,
             params: model.parameters,
@@ -187,90 +240,12 @@ impl Place<'_> {
             losses,
             by_pairs: evaluate::recall_by_pairs(&trained, task, recipe.train.eval_batches)
                 .map_err(at_step)?,
+            bins: score.bins.into_iter().flatten().collect(),
+            by_length: evaluate::by_length(&trained, task).map_err(at_step)?,
             config: model.config.clone(),
             key,
         })
     }
-}
-
-/// Sets each model's learning rate to the best of the recipe's list by a short trial with the first seed.
-fn choose_learning_rates(
-    recipe: &Recipe,
-    task: &Task,
-    models: &mut [ResolvedModel],
-    results: &mut Results,
-    device: &Device,
-    on_event: &mut dyn FnMut(Event),
-) -> Result<Vec<Trial>, TrainError> {
-    let rates = &recipe.compare.learning_rates;
-    let mut trials = Vec::new();
-    if rates.is_empty() {
-        return Ok(trials);
-    }
-    let pilot = pilot(recipe, task);
-    let seed = recipe.train.seeds.first().copied().unwrap_or_default();
-    let metric = task.metric();
-    for model in models.iter_mut() {
-        let mut best: Option<(f64, f64)> = None;
-        for &learning_rate in rates {
-            let candidate = ResolvedModel { learning_rate, ..model.clone() };
-            let key = key(&Recipe { train: pilot.clone(), ..recipe.clone() }, task, &candidate, seed);
-            let trial = match results.find_trial(&model.name, &key) {
-                Some(trial) => trial,
-                None => {
-                    let score = try_out(task, &pilot, &candidate, seed, device)?;
-                    let trial = Trial { model: model.name.clone(), learning_rate, score, key };
-                    results.append_trial(&trial)?;
-                    trial
-                }
-            };
-            let words = match trial.score {
-                Some(score) => format!("{} {score:.4}", metric.name()),
-                None => "diverged".into(),
-            };
-            on_event(Event::Note(&format!(
-                "{}: trial of learning rate {learning_rate}: {words}",
-                model.name
-            )));
-            if let Some(score) = trial.score
-                && best.is_none_or(|(_, known)| score != known && metric.reaches(score, known))
-            {
-                best = Some((learning_rate, score));
-            }
-            trials.push(trial);
-        }
-        model.learning_rate = best.map_or(model.learning_rate, |(rate, _)| rate);
-    }
-    Ok(trials)
-}
-
-/// The score after a short training, absent when it diverged.
-fn try_out(
-    task: &Task,
-    pilot: &TrainRecipe,
-    model: &ResolvedModel,
-    seed: u64,
-    device: &Device,
-) -> Result<Option<f64>, TrainError> {
-    match Trainer::new(task, pilot, model, seed, device)?.run(&mut |_, _| Ok(())) {
-        Ok(score) => Ok(Some(score.score)),
-        Err(TrainError::NonFinite { .. }) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-fn pilot(recipe: &Recipe, task: &Task) -> TrainRecipe {
-    let share = recipe.compare.pilot;
-    let mut pilot = recipe.train.clone();
-    let shorter = |steps: usize| ((steps as f64 * share).ceil() as usize).max(1);
-    pilot.steps = trainer::steps(task, &recipe.train).map(shorter);
-    pilot.tokens = None;
-    pilot.seconds = recipe.train.seconds.map(|seconds| seconds * share);
-    pilot.eval_every = 0;
-    if let Warmup::Steps(steps) = pilot.warmup {
-        pilot.warmup = Warmup::Steps(shorter(steps));
-    }
-    pilot
 }
 
 /// What a reader should know before believing the table.

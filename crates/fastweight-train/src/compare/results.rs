@@ -9,17 +9,21 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
+use crate::evaluate::LengthScore;
 
 /// File of finished trainings.
 pub const RESULTS: &str = "results.jsonl";
 /// File of learning-rate trials.
 const TRIALS: &str = "trials.jsonl";
 
-/// The result of one model with one seed: one line of [`RESULTS`].
+/// The result of one model on one task with one seed: one line of [`RESULTS`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// The model.
     pub model: String,
+    /// The task; empty in results of before tasks had names.
+    #[serde(default)]
+    pub task: String,
     /// Its seed.
     pub seed: u64,
     /// Final score.
@@ -46,6 +50,12 @@ pub struct Entry {
     pub losses: Vec<(u64, f64)>,
     /// Recall: accuracy by number of pairs.
     pub by_pairs: Vec<(usize, f64)>,
+    /// Formal language: at the training lengths, then beyond them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bins: Vec<LengthScore>,
+    /// Formal language: on strings of single lengths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_length: Vec<LengthScore>,
     /// The model's configuration.
     pub config: ModelConfig,
     /// Identifies recipe and data.
@@ -53,10 +63,11 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The eight figures of a result as one line of JSON.
+    /// The figures of a result as one line of JSON.
     pub fn line(&self) -> String {
-        serde_json::json!({
+        let mut line = serde_json::json!({
             "model": self.model,
+            "task": self.task,
             "seed": self.seed,
             "score": self.score,
             "params": self.params,
@@ -64,8 +75,11 @@ impl Entry {
             "train_tokens_per_s": self.train_tokens_per_s,
             "decode_tokens_per_s": self.decode_tokens_per_s,
             "seconds": self.seconds,
-        })
-        .to_string()
+        });
+        if !self.bins.is_empty() {
+            line["bins"] = serde_json::json!(self.bins);
+        }
+        line.to_string()
     }
 }
 

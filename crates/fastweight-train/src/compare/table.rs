@@ -1,6 +1,7 @@
 //! The table of a comparison: one row per model, over its seeds.
 
-use super::Entry;
+use super::{Entry, TaskComparison};
+use crate::evaluate::LengthScore;
 use crate::recipe::{ParameterMatch, ResolvedModel};
 
 /// Mean and range of a figure over seeds.
@@ -33,6 +34,19 @@ impl Spread {
     }
 }
 
+/// Scores on strings of some lengths over a model's seeds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BinRow {
+    /// Symbols of the shortest strings.
+    pub shortest: usize,
+    /// Symbols of the longest strings.
+    pub longest: usize,
+    /// Share of right answers.
+    pub steps: Spread,
+    /// Share of strings in which every answer is right.
+    pub strings: Spread,
+}
+
 /// One model's figures over its seeds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
@@ -40,6 +54,8 @@ pub struct Row {
     pub model: String,
     /// Final score.
     pub score: Spread,
+    /// Formal language: at the training lengths and beyond them, the share of right answers and of right strings.
+    pub bins: Vec<BinRow>,
     /// Trained parameters.
     pub params: usize,
     /// How that number relates to the first model's.
@@ -56,14 +72,72 @@ pub struct Row {
     pub learning_rate: f64,
 }
 
+/// A column of scores, one for each model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Column {
+    /// What it shows.
+    pub name: String,
+    /// Whether a higher figure is better.
+    pub higher_is_better: bool,
+    /// The figure of each row.
+    pub values: Vec<Spread>,
+}
+
+impl TaskComparison {
+    /// The scores of the task, the main one first. A formal language has four: right strings and right answers beyond
+    /// the training lengths, then at them.
+    pub fn columns(&self) -> Vec<Column> {
+        let higher_is_better = self.metric.higher_is_better();
+        let column = |name: String, figure: &dyn Fn(&Row) -> Spread| Column {
+            name,
+            higher_is_better,
+            values: self.rows.iter().map(figure).collect(),
+        };
+        let bins = self.rows.first().map_or(&[][..], |row| &row.bins);
+        if bins.is_empty() {
+            return vec![column(self.metric.name().into(), &|row| row.score)];
+        }
+        let of_bin = |(index, bin): (usize, &BinRow)| {
+            let lengths = format!("{}-{}", bin.shortest, bin.longest);
+            let figure = move |row: &Row, pick: fn(&BinRow) -> Spread| {
+                row.bins.get(index).map_or(Spread::of(std::iter::empty()), pick)
+            };
+            [
+                column(format!("strings right, {lengths}"), &|row| figure(row, |bin| bin.strings)),
+                column(format!("answers right, {lengths}"), &|row| figure(row, |bin| bin.steps)),
+            ]
+        };
+        bins.iter().enumerate().rev().flat_map(of_bin).collect()
+    }
+
+    /// The scores that stand for the task beside other tasks: the main one, and for a formal language the share of
+    /// right answers beyond the training lengths, which has a chance level.
+    pub fn headline(&self) -> Vec<Column> {
+        let mut columns = self.columns();
+        columns.truncate(2);
+        columns
+    }
+}
+
 /// One row for each of `models`, from its `entries`.
 pub fn rows(models: &[ResolvedModel], entries: &[Entry]) -> Vec<Row> {
     let row = |model: &ResolvedModel| {
         let own: Vec<&Entry> = entries.iter().filter(|entry| entry.model == model.name).collect();
         let spread = |figure: fn(&Entry) -> f64| Spread::of(own.iter().map(|entry| figure(entry)));
+        let bins = own.first().map_or(&[][..], |entry| &entry.bins);
+        let bin = |(index, bin): (usize, &LengthScore)| {
+            let all = || own.iter().filter_map(|entry| entry.bins.get(index));
+            BinRow {
+                shortest: bin.shortest,
+                longest: bin.longest,
+                steps: Spread::of(all().map(|bin| bin.steps)),
+                strings: Spread::of(all().map(|bin| bin.strings)),
+            }
+        };
         Row {
             model: model.name.clone(),
             score: spread(|entry| entry.score),
+            bins: bins.iter().enumerate().map(bin).collect(),
             params: model.parameters,
             matching: model.matching,
             state_bytes: own.first().map_or(0, |entry| entry.state_bytes),

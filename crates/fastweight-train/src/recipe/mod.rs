@@ -1,101 +1,60 @@
-//! Recipes: TOML files that say what to train on which task.
+//! Recipes: TOML files that say what to train on which tasks.
 //!
 //! [`Recipe::load`] reads and validates one; every error names line and column and shows the line.
 
+mod changes;
 mod parse;
 mod resolve;
+mod task;
 mod validate;
 
-use std::path::PathBuf;
-
 use fastweight_memory::MixerConfig;
-use fastweight_tasks::recall::Filler;
 use serde::{Deserialize, Serialize};
 
+pub use changes::{QuickRecipe, TrainChanges};
 pub use parse::RecipeError;
 pub use resolve::{ParameterMatch, ResolvedModel};
+pub use task::{TaskKind, TaskRecipe};
 
-/// A recipe: one task, how to train, and the model or models to train.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// A recipe: one task or several, how to train, and the model or models to train on each.
+#[derive(Debug, Clone)]
 pub struct Recipe {
     /// Title shown in progress and reports; defaults to the file's name.
-    #[serde(default)]
     pub name: String,
-    /// What the models learn.
+    /// What the models learn: `[task]`, or the first of `[[tasks]]`.
     pub task: TaskRecipe,
-    /// How they are trained.
+    /// The other ones of `[[tasks]]`.
+    pub further: Vec<TaskRecipe>,
+    /// How they are trained, where a task does not say otherwise; [`Recipe::parts`] puts both together.
     pub train: TrainRecipe,
     /// Fields shared by every model; the whole model when there are no `[[models]]`.
-    #[serde(default)]
     pub model: ModelRecipe,
     /// The models to compare.
-    #[serde(default)]
     pub models: Vec<ModelRecipe>,
     /// How they are compared.
-    #[serde(default)]
     pub compare: CompareRecipe,
     /// The text the recipe was read from, kept for reports and run folders.
-    #[serde(skip)]
     pub source: String,
     /// Changes made since, such as another seed; one line each.
-    #[serde(skip)]
     pub changes: Vec<String>,
 }
 
-/// The kind of a task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TaskKind {
-    /// Multi-query associative recall.
-    Recall,
-    /// Next-token prediction on a text.
-    Text,
-}
-
-impl TaskKind {
-    /// The name used in recipes.
-    pub fn name(self) -> &'static str {
-        match self {
-            TaskKind::Recall => "recall",
-            TaskKind::Text => "text",
-        }
-    }
-}
-
-/// The `[task]` section. Options that do not belong to `kind` are errors.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// A recipe's file.
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TaskRecipe {
-    /// `recall` or `text`.
-    pub kind: TaskKind,
-    /// Recall: number of token ids.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vocab: Option<usize>,
-    /// Recall: tokens in a sequence.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub length: Option<usize>,
-    /// Recall: key-value pairs in a sequence, at most a quarter of `length`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pairs: Option<usize>,
-    /// Recall: exponent of the power law that places queries.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub power: Option<f64>,
-    /// Recall: what stands where nothing is written or asked, `random` or `zero`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub filler: Option<Filler>,
-    /// Text: a UTF-8 file or a folder of them; may be given at the command instead.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub data: Option<PathBuf>,
-    /// Text: a Hugging Face `tokenizer.json`; bytes when absent.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tokenizer: Option<PathBuf>,
-    /// Text: tokens in a training window.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub context: Option<usize>,
-    /// Text: fraction of the text, at its end, that is held out for evaluation.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub held_out: Option<f64>,
+struct RecipeFile {
+    #[serde(default)]
+    name: String,
+    task: Option<TaskRecipe>,
+    #[serde(default)]
+    tasks: Vec<TaskRecipe>,
+    train: TrainRecipe,
+    #[serde(default)]
+    model: ModelRecipe,
+    #[serde(default)]
+    models: Vec<ModelRecipe>,
+    #[serde(default)]
+    compare: CompareRecipe,
 }
 
 /// The `[train]` section.
@@ -133,7 +92,8 @@ pub struct TrainRecipe {
     /// Steps between evaluations; 0 evaluates at the end only.
     #[serde(default)]
     pub eval_every: usize,
-    /// Batches (recall) or windows per row (text; 0 for all) in one evaluation.
+    /// Batches of 64 rows (recall) or strings (formal language; 0 for all), or windows per row (text; 0 for all), in one
+    /// evaluation on the way.
     #[serde(default = "default_eval_batches")]
     pub eval_batches: usize,
     /// Score at which training stops early.
@@ -168,7 +128,7 @@ impl Default for Warmup {
 /// `[model]` and each of `[[models]]`: a preset's name, a whole description, or a preset with changes.
 ///
 /// The vocabulary comes from the task.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelRecipe {
     /// Name in tables and plots.
@@ -239,26 +199,6 @@ impl Default for CompareRecipe {
     }
 }
 
-/// Changes a quick run makes to a recipe.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct QuickRecipe {
-    /// Replaces the budget.
-    pub steps: Option<usize>,
-    /// Replaces `train.batch`.
-    pub batch: Option<usize>,
-    /// Replaces `train.seeds`.
-    pub seeds: Option<Vec<u64>>,
-    /// Replaces `train.eval_every`.
-    pub eval_every: Option<usize>,
-    /// Replaces `train.eval_batches`.
-    pub eval_batches: Option<usize>,
-    /// Replaces `task.length`.
-    pub length: Option<usize>,
-    /// Replaces `task.pairs`.
-    pub pairs: Option<usize>,
-}
-
 fn one() -> usize {
     1
 }
@@ -282,6 +222,10 @@ fn two_numbers<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<[f32
     let numbers = Vec::<f32>::deserialize(deserializer)?;
     let count = numbers.len();
     numbers.try_into().map_err(|_| serde::de::Error::invalid_length(count, &"two numbers"))
+}
+/// The same, for a key that may be absent.
+fn some_two_numbers<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<[f32; 2]>, D::Error> {
+    two_numbers(deserializer).map(Some)
 }
 fn default_eval_batches() -> usize {
     4

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::Recipe;
+use super::{Recipe, RecipeFile};
 use crate::error::TrainError;
 
 /// A fault in a recipe, with its place.
@@ -101,14 +101,43 @@ impl Recipe {
     /// # Errors
     /// The text is not TOML or not a valid recipe; the error holds line and column.
     pub fn parse(text: &str) -> Result<Recipe, RecipeError> {
-        let mut recipe: Recipe = toml::from_str(text).map_err(|error| {
+        let file: RecipeFile = toml::from_str(text).map_err(|error| {
             let message = error.message().to_string();
             let help = suggestion(&message);
             located(text, error.span().map(|span| span.start), message, help)
         })?;
-        recipe.source = text.to_string();
+        let recipe = file.recipe(text).map_err(|fault| fault.at(text))?;
         recipe.validate_all().map_err(|fault| fault.at(text))?;
         Ok(recipe)
+    }
+}
+
+impl RecipeFile {
+    /// The recipe that `text` holds.
+    fn recipe(self, text: &str) -> Result<Recipe, Fault> {
+        let mut tasks = self.tasks.into_iter();
+        let task = match (self.task, tasks.next()) {
+            (Some(_), Some(_)) => {
+                let message = "both [task] and [[tasks]] are given; describe every task as one of [[tasks]]";
+                return Err(Fault::new("task", "", message));
+            }
+            (None, None) => {
+                let message = "no task: give [task], or a [[tasks]] section for each of several";
+                return Err(Fault::new("", "task", message));
+            }
+            (Some(task), None) | (None, Some(task)) => task,
+        };
+        Ok(Recipe {
+            name: self.name,
+            task,
+            further: tasks.collect(),
+            train: self.train,
+            model: self.model,
+            models: self.models,
+            compare: self.compare,
+            source: text.to_string(),
+            changes: Vec::new(),
+        })
     }
 }
 
@@ -119,6 +148,8 @@ pub(super) struct Fault {
     pub key: String,
     pub message: String,
     pub help: Option<String>,
+    /// The task it was found with, counted from 0, whose own sections come before the shared ones.
+    pub task: Option<usize>,
     /// Key that holds the offending one when no line has it, as `mixers` does.
     pub inside: Option<&'static str>,
 }
@@ -131,7 +162,14 @@ impl Fault {
     }
 
     pub fn new(section: &str, key: &str, message: impl Into<String>) -> Self {
-        Fault { section: section.into(), key: key.into(), message: message.into(), help: None, inside: None }
+        Fault {
+            section: section.into(),
+            key: key.into(),
+            message: message.into(),
+            help: None,
+            task: None,
+            inside: None,
+        }
     }
 }
 
@@ -146,19 +184,44 @@ fn located(text: &str, offset: Option<usize>, message: String, help: Option<Stri
     RecipeError { path: None, place, line, message, help }
 }
 
-/// Byte offset of the key at fault: in its own section, else (for a model) in the shared `[model]`; else that of the
-/// key it stands inside; else that of the section's header.
+/// Byte offset of the key at fault: in its own section, else in the sections that it may come from as well; else that
+/// of the key it stands inside; else that of the first such section's header.
 fn find(text: &str, fault: &Fault) -> Option<usize> {
-    let mut places = vec![Section::of(text, &fault.section)];
-    if fault.section.starts_with("models.") {
-        places.push(Section::of(text, "model"));
+    let mut places: Vec<Section> = sections(text, fault).iter().map(|name| Section::of(text, name)).collect();
+    // `train = { .. }` within a task comes before the shared section.
+    if matches!(fault.section.as_str(), "train" | "model") {
+        let mut lines = Section::of(text, &task_section(text, fault));
+        lines.lines.retain(|(_, line)| within(line, &fault.section).is_some());
+        lines.header = None;
+        places.insert(1, lines);
     }
-    if fault.section == "compare.quick" {
-        places.push(Section::of(text, "compare"));
-    }
-    let keys = [Some(fault.key.as_str()), fault.inside];
+    let keys = [Some(fault.key.as_str()).filter(|key| !key.is_empty()), fault.inside];
     let found = keys.into_iter().flatten().find_map(|key| places.iter().find_map(|place| place.key(key)));
     found.or_else(|| places.iter().find_map(|place| place.header))
+}
+
+/// The section of the task that a fault was found with.
+fn task_section(text: &str, fault: &Fault) -> String {
+    let several = text.lines().any(|line| title(line.trim_start()) == Some("tasks"));
+    match fault.task {
+        Some(index) if several => format!("tasks.{index}"),
+        _ => "task".to_string(),
+    }
+}
+
+/// The sections that a key may come from, the first one that of the fault.
+fn sections(text: &str, fault: &Fault) -> Vec<String> {
+    let task = task_section(text, fault);
+    let shared = |own: &str| vec![format!("{task}.{own}"), own.to_string()];
+    match fault.section.as_str() {
+        "task" => vec![task],
+        "train" => shared("train"),
+        "model" => shared("model"),
+        "quick" => vec![format!("{task}.quick"), task],
+        "compare.quick" => vec!["compare.quick".into(), "compare".into()],
+        model if model.starts_with("models.") => [vec![model.to_string()], shared("model")].concat(),
+        other => vec![other.to_string()],
+    }
 }
 
 /// The lines of a section, with the offset of each.
@@ -168,11 +231,20 @@ struct Section<'t> {
 }
 
 impl<'t> Section<'t> {
-    /// The section `[name]` with those below it; `models.1` is the second `[[models]]`, an empty name the top.
+    /// The section `[name]` with those below it; `models.1` is the second `[[models]]`, `tasks.1.train` the
+    /// `[tasks.train]` after the second `[[tasks]]`, an empty name the top.
     fn of(text: &'t str, section: &str) -> Self {
-        let numbered = section.split_once('.').and_then(|(name, index)| Some((name, index.parse().ok()?)));
-        let (name, mut skip) = numbered.unwrap_or((section, 0usize));
+        let mut parts = section.splitn(3, '.');
+        let numbered = (parts.next(), parts.next().and_then(|index| index.parse().ok()), parts.next());
+        let (list, index, name) = match numbered {
+            (Some(list), Some(index), Some(below)) => (Some(list), index, format!("{list}.{below}")),
+            (Some(list), Some(index), None) => (Some(list), index, list.to_string()),
+            _ => (None, 0usize, section.to_string()),
+        };
+        let name = name.as_str();
         let mut inside = name.is_empty();
+        // Entries of the list that have begun.
+        let mut entries = 0;
         let mut found = Section { header: None, lines: Vec::new() };
         let mut offset = 0;
         for line in text.split_inclusive('\n') {
@@ -180,9 +252,8 @@ impl<'t> Section<'t> {
             if let Some(title) = title(trimmed) {
                 let below = title.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'));
                 inside = inside && below && !name.is_empty();
-                if title == name && skip > 0 {
-                    skip -= 1;
-                } else if title == name && found.header.is_none() {
+                entries += usize::from(Some(title) == list);
+                if title == name && list.is_none_or(|_| entries == index + 1) && found.header.is_none() {
                     inside = true;
                     found.header = Some(offset + line.len() - trimmed.len());
                 }
@@ -230,7 +301,7 @@ fn suggestion(message: &str) -> Option<String> {
 }
 
 /// The candidate most like `word`, when it is like enough to be a typo.
-fn closest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(super) fn closest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     candidates
         .map(|candidate| (strsim::normalized_damerau_levenshtein(word, candidate), candidate))
         .filter(|(likeness, _)| *likeness >= 0.5)

@@ -1,10 +1,9 @@
 //! From a recipe to model configurations with matched parameter counts.
 
 use fastweight_models::{ModelConfig, presets};
-use fastweight_tasks::recall::RecallConfig;
 use serde::{Deserialize, Serialize};
 
-use super::{MatchBy, ModelRecipe, Recipe, TaskKind, TaskRecipe};
+use super::{MatchBy, ModelRecipe, Recipe};
 use crate::checkpoint::crc32;
 use crate::error::TrainError;
 
@@ -41,41 +40,6 @@ pub struct ResolvedModel {
 }
 
 impl Recipe {
-    /// The recipe with the changes of `[compare.quick]` made.
-    ///
-    /// # Errors
-    /// The changed recipe is not valid.
-    pub fn quick(self) -> Result<Recipe, TrainError> {
-        self.validate_quick().map_err(|fault| fault.at(&self.source))?;
-        let mut changed = self.with_quick();
-        changed.changes.push("the changes of [compare.quick]".into());
-        Ok(changed)
-    }
-
-    pub(super) fn with_quick(mut self) -> Recipe {
-        let quick = self.compare.quick.clone();
-        let train = &mut self.train;
-        if quick.steps.is_some() {
-            (train.steps, train.tokens, train.seconds) = (quick.steps, None, None);
-            self.compare.match_by = None;
-        }
-        train.batch = quick.batch.unwrap_or(train.batch);
-        train.eval_every = quick.eval_every.unwrap_or(train.eval_every);
-        train.eval_batches = quick.eval_batches.unwrap_or(train.eval_batches);
-        train.seeds = quick.seeds.unwrap_or_else(|| train.seeds.clone());
-        self.task.length = quick.length.or(self.task.length);
-        self.task.pairs = quick.pairs.or(self.task.pairs);
-        self
-    }
-
-    /// The recipe with `seed` in place of its seeds.
-    #[must_use]
-    pub fn with_seed(mut self, seed: u64) -> Recipe {
-        self.train.seeds = vec![seed];
-        self.changes.push(format!("train.seeds = [{seed}]"));
-        self
-    }
-
     /// The recipe's text, below comments that name the changes made to it.
     pub fn annotated_source(&self) -> String {
         let comments: String =
@@ -86,8 +50,8 @@ impl Recipe {
     /// Identifies what decides the result of training `model` with `seed`: the task, the way of training and the model.
     pub fn fingerprint(&self, model: &ResolvedModel, seed: u64) -> String {
         let mut task = self.task.clone();
-        // The content of the text is compared, not its place.
-        task.data = None;
+        // The content of the text is compared, not its place; and no name decides a result.
+        (task.data, task.name) = (None, None);
         let mut train = self.train.clone();
         (train.seeds, train.checkpoint_every, train.keep) = (vec![seed], 0, 0);
         train.learning_rate = model.learning_rate;
@@ -145,19 +109,6 @@ impl Recipe {
             resolved.push(ResolvedModel { name, config, learning_rate, parameters, matching });
         }
         Ok(resolved)
-    }
-}
-
-impl TaskRecipe {
-    /// The sizes of a recall task.
-    pub(crate) fn recall(&self) -> Option<RecallConfig> {
-        if self.kind != TaskKind::Recall {
-            return None;
-        }
-        let mut config = RecallConfig::new(self.vocab?, self.length?, self.pairs?);
-        config.power = self.power.unwrap_or(config.power);
-        config.filler = self.filler.unwrap_or_default();
-        Some(config)
     }
 }
 

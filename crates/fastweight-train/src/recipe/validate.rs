@@ -5,7 +5,7 @@ use fastweight_models::ModelError;
 use fastweight_tasks::TaskError;
 
 use super::parse::Fault;
-use super::{MatchBy, ModelRecipe, Recipe, TaskKind, TrainRecipe, Warmup};
+use super::{MatchBy, ModelRecipe, QuickRecipe, Recipe, TaskKind, TrainRecipe, Warmup};
 
 /// Largest budgets; anything above is a slip.
 const MOST_STEPS: usize = 1_000_000_000;
@@ -20,31 +20,51 @@ impl Recipe {
     }
 
     pub(super) fn validate_quick(&self) -> Result<(), Fault> {
-        let quick = &self.compare.quick;
         self.clone().with_quick().validate().map_err(|fault| {
-            let given = [
-                ("steps", quick.steps.is_some()),
-                ("batch", quick.batch.is_some()),
-                ("seeds", quick.seeds.is_some()),
-                ("eval_every", quick.eval_every.is_some()),
-                ("eval_batches", quick.eval_batches.is_some()),
-                ("length", quick.length.is_some()),
-                ("pairs", quick.pairs.is_some()),
-            ];
-            let given = || given.iter().filter(|(_, given)| *given).map(|(key, _)| *key);
-            // A size that is wrong together with another one is shown where the quick run changes it.
-            let key = given()
-                .find(|key| *key == fault.key)
-                .or_else(|| given().rfind(|_| fault.section == "task"))
-                .unwrap_or("quick");
-            Fault {
-                message: format!("[compare.quick]: {}", fault.message),
-                ..Fault::new("compare.quick", key, "")
-            }
+            let task = fault.task.and_then(|index| self.tasks().nth(index)).unwrap_or(&self.task);
+            let key = |quick: &QuickRecipe| {
+                let given = quick.given();
+                let mut keys = given.iter().filter(|(_, given)| *given).map(|(key, _)| *key);
+                // A size that is wrong together with another one is shown where the quick run changes it.
+                keys.clone().find(|key| *key == fault.key).or_else(|| keys.rfind(|_| fault.section == "task"))
+            };
+            let (section, name, key) = match (key(&task.quick), key(&self.compare.quick)) {
+                (Some(key), _) if self.further.is_empty() => ("quick", "task.quick", key),
+                (Some(key), _) => ("quick", "tasks.quick", key),
+                (None, key) => ("compare.quick", "compare.quick", key.unwrap_or("quick")),
+            };
+            let message = format!("[{name}]: {}", fault.message);
+            Fault { task: fault.task, ..Fault::new(section, key, message) }
         })
     }
 
     fn validate(&self) -> Result<(), Fault> {
+        let mut names: Vec<&str> = Vec::new();
+        for (index, task) in self.tasks().enumerate() {
+            let fault = |key, message| Err(Fault { task: Some(index), ..Fault::new("task", key, message) });
+            if task.name().trim().is_empty() || task.name().chars().any(char::is_control) {
+                return fault("name", "the task's name is empty or holds a control character".to_string());
+            }
+            if names.contains(&task.name()) {
+                let message =
+                    format!("two tasks are called {:?}; give each a `name` of its own", task.name());
+                return fault("name", message);
+            }
+            if task.model.learning_rate.is_some() {
+                let message = "a task's learning rate belongs in its [tasks.train]";
+                let fault = Fault::new("model", "learning_rate", message);
+                return Err(Fault { task: Some(index), ..fault });
+            }
+            names.push(task.name());
+        }
+        let parts = self.parts().into_iter().enumerate();
+        parts
+            .map(|(index, part)| part.validate_part().map_err(|fault| Fault { task: Some(index), ..fault }))
+            .collect()
+    }
+
+    /// Checks a recipe of one task.
+    fn validate_part(&self) -> Result<(), Fault> {
         if self.name.chars().any(char::is_control) {
             return Err(Fault::new("", "name", "the name holds a control character, such as a line break"));
         }
@@ -110,7 +130,7 @@ impl Recipe {
 
     /// The vocabulary as far as the recipe says it; a tokenizer's is known when it is opened.
     fn assumed_vocab(&self) -> usize {
-        self.task.vocab.unwrap_or(256)
+        self.task.vocab()
     }
 
     fn validate_task(&self) -> Result<(), Fault> {
@@ -122,6 +142,12 @@ impl Recipe {
             ("power", task.power.is_some()),
             ("filler", task.filler.is_some()),
         ];
+        let formal = [
+            ("language", task.language.is_some()),
+            ("shortest", task.shortest.is_some()),
+            ("longest", task.longest.is_some()),
+            ("strings", task.strings.is_some()),
+        ];
         let text = [
             ("data", task.data.is_some()),
             ("tokenizer", task.tokenizer.is_some()),
@@ -129,10 +155,11 @@ impl Recipe {
             ("held_out", task.held_out.is_some()),
         ];
         let (own, foreign) = match task.kind {
-            TaskKind::Recall => (&recall[..], &text[..]),
-            TaskKind::Text => (&text[..], &recall[..]),
+            TaskKind::Recall => (&recall[..], [&formal[..], &text]),
+            TaskKind::FormalLanguage => (&formal[..], [&recall[..], &text]),
+            TaskKind::Text => (&text[..], [&recall[..], &formal]),
         };
-        if let Some((key, _)) = foreign.iter().find(|(_, given)| *given) {
+        if let Some((key, _)) = foreign.into_iter().flatten().find(|(_, given)| *given) {
             let names: Vec<String> = own.iter().map(|(key, _)| format!("`{key}`")).collect();
             let message = format!(
                 "`{key}` is not an option of a {} task, which has {}",
@@ -148,6 +175,10 @@ impl Recipe {
                 }
             }
         }
+        if task.kind == TaskKind::FormalLanguage && task.language.is_none() {
+            let message = "a formal_language task needs `language`, such as \"parity\"";
+            return Err(Fault::new("task", "kind", message));
+        }
         if task.kind == TaskKind::Text && task.context.is_none() {
             return Err(Fault::new(
                 "task",
@@ -161,7 +192,8 @@ impl Recipe {
         if task.context == Some(0) {
             return Err(Fault::new("task", "context", "expected at least 1 token in a training window"));
         }
-        match task.recall().map(|config| config.validate()) {
+        let sizes = task.recall().map(|config| config.validate());
+        match sizes.or_else(|| task.formal().map(|config| config.validate())) {
             Some(Err(TaskError::Setting { setting, found, expected, advice, .. })) => Err(Fault::new(
                 "task",
                 setting,

@@ -1,10 +1,10 @@
-//! The plots of a comparison.
+//! The plots of a comparison, task by task.
 
 use fastweight_memory::MixerConfig;
 use fastweight_models::ModelConfig;
 
 use super::plot::{Axis, Scale, Series, draw};
-use crate::compare::{Comparison, Entry};
+use crate::compare::{Entry, TaskComparison};
 use crate::error::TrainError;
 use crate::task::Metric;
 
@@ -20,48 +20,76 @@ pub struct Chart {
     pub svg: String,
     /// What the reader sees.
     pub caption: String,
-    /// Names of the lines with their colours, where they are not the models in order.
-    pub extra: Vec<(String, usize)>,
+    /// Name of a dashed reference line, where there is one.
+    pub reference: Option<&'static str>,
 }
 
-/// Every plot that `comparison` has data for.
-pub fn all(comparison: &Comparison) -> Result<Vec<Chart>, TrainError> {
-    let mut charts = vec![score_by_tokens(comparison)?];
-    if comparison.entries.iter().any(|entry| !entry.by_pairs.is_empty()) {
-        charts.push(recall_by_pairs(comparison)?);
+/// Every plot that `task` has data for, except that of the states.
+pub fn all(task: &TaskComparison) -> Result<Vec<Chart>, TrainError> {
+    let mut charts = vec![score_by_tokens(task)?];
+    if task.entries.iter().any(|entry| !entry.by_pairs.is_empty()) {
+        charts.push(recall_by_pairs(task)?);
     }
-    charts.push(state_by_length(comparison)?);
+    if task.entries.iter().any(|entry| !entry.by_length.is_empty()) {
+        charts.push(answers_by_length(task)?);
+    }
     Ok(charts)
 }
 
-fn score_by_tokens(comparison: &Comparison) -> Result<Chart, TrainError> {
-    let (title, label, range) = match comparison.metric {
+fn score_by_tokens(task: &TaskComparison) -> Result<Chart, TrainError> {
+    let (title, label, range) = match task.metric {
         Metric::Accuracy => ("Accuracy against training tokens", "accuracy", Some(0.0..1.0)),
+        Metric::Strings => {
+            ("Long strings right against training tokens", "long strings right", Some(0.0..1.0))
+        }
         Metric::BitsPerByte => ("Bits per byte against training tokens", "bits per byte, held out", None),
     };
     let x = Axis { label: "training tokens", scale: Scale::Linear, format: count, range: None };
     let y = Axis { label, scale: Scale::Linear, format: short, range };
-    let series = per_model(comparison, |entry| entry.curve.iter().map(|(t, s)| (*t as f64, *s)).collect());
+    let series = per_model(task, |entry| entry.curve.iter().map(|(t, s)| (*t as f64, *s)).collect());
     let svg = draw(title, &x, &y, &series)?;
-    Ok(Chart { title, svg, caption: over_seeds(comparison), extra: Vec::new() })
+    Ok(Chart { title, svg, caption: over_seeds(task), reference: None })
 }
 
-fn recall_by_pairs(comparison: &Comparison) -> Result<Chart, TrainError> {
+fn recall_by_pairs(task: &TaskComparison) -> Result<Chart, TrainError> {
     let title = "Recall against number of pairs";
     let x = Axis { label: "key-value pairs in a row", scale: Scale::Log2, format: short, range: None };
     let y = Axis { label: "accuracy", scale: Scale::Linear, format: short, range: Some(0.0..1.0) };
-    let series = per_model(comparison, |entry| entry.by_pairs.iter().map(|(n, s)| (*n as f64, *s)).collect());
+    let series = per_model(task, |entry| entry.by_pairs.iter().map(|(n, s)| (*n as f64, *s)).collect());
     let svg = draw(title, &x, &y, &series)?;
-    let trained = comparison.recipe.task.pairs.unwrap_or_default();
+    let trained = task.recipe.task.pairs.unwrap_or_default();
     let caption = format!(
         "Trained with {trained} pairs in {} tokens, asked with fewer and more in rows of the same length. {}",
-        comparison.length,
-        over_seeds(comparison)
+        task.length,
+        over_seeds(task)
     );
-    Ok(Chart { title, svg, caption, extra: Vec::new() })
+    Ok(Chart { title, svg, caption, reference: None })
 }
 
-fn state_by_length(comparison: &Comparison) -> Result<Chart, TrainError> {
+fn answers_by_length(task: &TaskComparison) -> Result<Chart, TrainError> {
+    let title = "Right answers against the length of the string";
+    let x = Axis { label: "symbols in the string", scale: Scale::Log2, format: short, range: None };
+    let y =
+        Axis { label: "accuracy, per symbol", scale: Scale::Linear, format: short, range: Some(0.0..1.0) };
+    let mut series = per_model(task, |entry| {
+        entry.by_length.iter().map(|score| (score.longest as f64, score.steps)).collect()
+    });
+    let lengths = || series.iter().flat_map(|series| &series.line).map(|point| point.0);
+    let ends = [lengths().fold(f64::INFINITY, f64::min), lengths().fold(0.0, f64::max)];
+    if let Some(language) = task.recipe.task.language {
+        series.push(Series::reference(ends.map(|length| (length, language.chance())).into()));
+    }
+    let svg = draw(title, &x, &y, &series)?;
+    let caption = format!(
+        "Trained on strings of at most {} symbols; everything to the right of that is longer than anything seen. {}",
+        task.length,
+        over_seeds(task)
+    );
+    Ok(Chart { title, svg, caption, reference: Some("chance") })
+}
+
+/// The plot of state sizes.
+pub fn state_by_length(task: &TaskComparison) -> Result<Chart, TrainError> {
     let title = "State of one sequence against its length";
     let x = Axis { label: "tokens read", scale: Scale::Log2, format: short, range: None };
     let y = Axis { label: "bytes", scale: Scale::Log2, format: bytes, range: None };
@@ -71,35 +99,34 @@ fn state_by_length(comparison: &Comparison) -> Result<Chart, TrainError> {
             .map(|n| (n as f64, config.state_bytes(n).total() as f64))
             .collect()
     };
-    let model = |(colour, model): (usize, &crate::recipe::ResolvedModel)| Series {
-        colour,
+    let model = |(index, model): (usize, &crate::recipe::ResolvedModel)| Series {
+        model: index,
         line: line(&model.config),
         seeds: Vec::new(),
         dashed: false,
     };
-    let mut series: Vec<Series> = comparison.models.iter().enumerate().map(model).collect();
-    let mut extra = Vec::new();
+    let mut series: Vec<Series> = task.models.iter().enumerate().map(model).collect();
+    let mut reference = None;
     let attention = MixerConfig::by_name("softmax_attention");
-    if let (Some(first), Some(attention)) = (comparison.models.first(), attention) {
+    if let (Some(first), Some(attention)) = (task.models.first(), attention) {
         let cache = ModelConfig { mixers: vec![attention], ..first.config.clone() };
-        let colour = super::plot::PALETTE.len() - 1;
-        series.push(Series { colour, line: line(&cache), seeds: Vec::new(), dashed: true });
-        extra.push(("KV cache of the same width and layers".to_string(), colour));
+        series.push(Series::reference(line(&cache)));
+        reference = Some("KV cache of the same width and layers");
     }
     let svg = draw(title, &x, &y, &series)?;
     let caption =
         "Bytes a session holds (float32), by the ledger; models with equal state lie on one line.".into();
-    Ok(Chart { title, svg, caption, extra })
+    Ok(Chart { title, svg, caption, reference })
 }
 
-fn per_model(comparison: &Comparison, points: impl Fn(&Entry) -> Vec<(f64, f64)>) -> Vec<Series> {
-    let series = |(colour, model): (usize, &crate::recipe::ResolvedModel)| {
-        let own = comparison.entries.iter().filter(|entry| entry.model == model.name);
+fn per_model(task: &TaskComparison, points: impl Fn(&Entry) -> Vec<(f64, f64)>) -> Vec<Series> {
+    let series = |(index, model): (usize, &crate::recipe::ResolvedModel)| {
+        let own = task.entries.iter().filter(|entry| entry.model == model.name);
         let seeds: Vec<Vec<(f64, f64)>> = own.map(&points).collect();
         let line = mean(&seeds);
-        Series { colour, line, seeds: if seeds.len() > 1 { seeds } else { Vec::new() }, dashed: false }
+        Series { model: index, line, seeds: if seeds.len() > 1 { seeds } else { Vec::new() }, dashed: false }
     };
-    comparison.models.iter().enumerate().map(series).collect()
+    task.models.iter().enumerate().map(series).collect()
 }
 
 /// The mean of lines at the places that all of them have.
@@ -116,8 +143,8 @@ fn mean(lines: &[Vec<(f64, f64)>]) -> Vec<(f64, f64)> {
     first.iter().filter_map(everywhere).collect()
 }
 
-fn over_seeds(comparison: &Comparison) -> String {
-    match comparison.recipe.train.seeds.len() {
+fn over_seeds(task: &TaskComparison) -> String {
+    match task.recipe.train.seeds.len() {
         1 => "One seed.".into(),
         n => format!("Mean of {n} seeds; thin lines are the seeds."),
     }

@@ -2,34 +2,46 @@
 
 use std::fmt::Write;
 
+use plotters::style::RGBColor;
+
 use super::BURN_VERSION;
-use super::charts::{Chart, bytes, count};
-use super::plot::PALETTE;
-use crate::compare::{Comparison, Row, Spread};
-use crate::recipe::{MatchBy, ParameterMatch};
+use super::charts::{Chart, count};
+use super::plot::{self, Marker};
+use super::tables::{overview, table, trials};
+use crate::compare::{Comparison, TaskComparison};
+use crate::recipe::{MatchBy, ParameterMatch, ResolvedModel};
 use crate::task::Metric;
 
 const STYLE: &str = include_str!("style.css");
 
 /// The whole page.
-pub fn page(comparison: &Comparison, charts: &[Chart]) -> String {
+pub fn page(comparison: &Comparison, charts: &[Vec<Chart>], states: Option<&Chart>) -> String {
     let title = escape(&comparison.recipe.name);
     let mut body = String::new();
-    let _ =
-        write!(body, "<header><h1>{title}</h1><p class=\"lead\">{}</p></header>", escape(&lead(comparison)));
-    let _ = write!(body, "<section>{}{}</section>", table(comparison), notes(comparison));
-    for chart in charts {
-        let _ = write!(
-            body,
-            "<section><h2>{}</h2>{}<figure>{}<figcaption>{}</figcaption></figure></section>",
-            chart.title,
-            legend(comparison, chart),
-            chart.svg,
-            escape(&chart.caption)
-        );
+    let several = comparison.tasks.len() > 1;
+    let (about, first) = match &comparison.tasks[..] {
+        [task] => (lead(task), table(task)),
+        tasks => {
+            let models = tasks.first().map_or(0, |task| task.models.len());
+            let about = format!("{} on {}.", plural(models, "model"), plural(tasks.len(), "task"));
+            (about, overview(comparison))
+        }
+    };
+    let _ = write!(body, "<header><h1>{title}</h1><p class=\"lead\">{}</p></header>", escape(&about));
+    let _ = write!(body, "<section>{first}{}</section>", notes(comparison));
+    for (task, charts) in comparison.tasks.iter().zip(charts) {
+        if several {
+            let (name, lead) = (escape(&task.name), escape(&lead(task)));
+            let heading = format!("<h2 class=\"task\">{name}</h2><p class=\"lead\">{lead}</p>");
+            let _ = write!(body, "<section>{heading}</section><section>{}</section>", table(task));
+        }
+        charts.iter().for_each(|chart| body.push_str(&figure(task, chart)));
+        if !task.trials.is_empty() {
+            let _ = write!(body, "<section><h2>Learning rates tried</h2>{}</section>", trials(task));
+        }
     }
-    if !comparison.trials.is_empty() {
-        let _ = write!(body, "<section><h2>Learning rates tried</h2>{}</section>", trials(comparison));
+    if let (Some(task), Some(chart)) = (comparison.tasks.first(), states) {
+        body.push_str(&figure(task, chart));
     }
     let _ = write!(
         body,
@@ -45,81 +57,60 @@ pub fn page(comparison: &Comparison, charts: &[Chart]) -> String {
     )
 }
 
-fn lead(comparison: &Comparison) -> String {
-    let seeds = comparison.recipe.train.seeds.len();
-    let budget = match comparison.recipe.match_by() {
+fn figure(task: &TaskComparison, chart: &Chart) -> String {
+    format!(
+        "<section><h2>{}</h2>{}<figure>{}<figcaption>{}</figcaption></figure></section>",
+        chart.title,
+        legend(task, chart),
+        chart.svg,
+        escape(&chart.caption)
+    )
+}
+
+fn plural(n: usize, word: &str) -> String {
+    if n == 1 { format!("1 {word}") } else { format!("{n} {word}s") }
+}
+
+fn lead(task: &TaskComparison) -> String {
+    let seeds = task.recipe.train.seeds.len();
+    let budget = match task.recipe.match_by() {
         MatchBy::Tokens => {
-            let tokens = comparison.entries.iter().map(|entry| entry.tokens).max().unwrap_or_default();
+            let tokens = task.entries.iter().map(|entry| entry.tokens).max().unwrap_or_default();
             format!("{} training tokens", count(tokens as f64))
         }
-        MatchBy::Seconds => format!("{} s of training", comparison.recipe.train.seconds.unwrap_or_default()),
+        MatchBy::Seconds => format!("{} s of training", task.recipe.train.seconds.unwrap_or_default()),
     };
-    let task = match comparison.metric {
+    let what = match task.metric {
         Metric::Accuracy => format!(
             "associative recall of {} pairs in {} tokens",
-            comparison.recipe.task.pairs.unwrap_or_default(),
-            comparison.length
+            task.recipe.task.pairs.unwrap_or_default(),
+            task.length
         ),
-        Metric::BitsPerByte => format!("next-token prediction with {} tokens of context", comparison.length),
+        Metric::Strings => format!(
+            "{} of strings of at most {} symbols, scored on strings up to twice as long as well",
+            task.recipe.task.language.map_or("membership", |language| language.name()),
+            task.length,
+        ),
+        Metric::BitsPerByte => format!("next-token prediction with {} tokens of context", task.length),
     };
-    let plural = |n: usize, word: &str| if n == 1 { format!("1 {word}") } else { format!("{n} {word}s") };
     format!(
-        "{} on {task}, each with {} and at most {budget} per training.",
-        plural(comparison.models.len(), "model"),
+        "{} on {what}, each with {} and at most {budget} per training.",
+        plural(task.models.len(), "model"),
         plural(seeds, "seed")
     )
 }
 
-fn table(comparison: &Comparison) -> String {
-    let higher = comparison.metric.higher_is_better();
-    let best = comparison
-        .rows
-        .iter()
-        .map(|row| row.score.mean)
-        .reduce(|a, b| if higher { a.max(b) } else { a.min(b) });
-    let score = match comparison.metric {
-        Metric::Accuracy => "accuracy &uarr;",
-        Metric::BitsPerByte => "bits per byte &darr;",
-    };
-    let mut rows = String::new();
-    for (index, row) in comparison.rows.iter().enumerate() {
-        let class = if Some(row.score.mean) == best { " class=\"best\"" } else { "" };
-        let _ = write!(
-            rows,
-            "<tr><th scope=\"row\">{}{}</th><td{class}>{}</td><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td>\
-             <td>{:.0} s</td><td>{}</td></tr>",
-            swatch(index),
-            escape(&row.model),
-            spread(&row.score),
-            grouped(row.params),
-            mark(row),
-            bytes(row.state_bytes as f64),
-            grouped(row.train_tokens_per_s as usize),
-            grouped(row.decode_tokens_per_s as usize),
-            row.seconds,
-            row.learning_rate
-        );
-    }
-    format!(
-        "<div class=\"scroll\"><table><thead><tr><th>model</th><th>{score}</th><th>parameters</th>\
-         <th>state per sequence</th><th>training tokens/s</th><th>decoding tokens/s</th><th>training</th>\
-         <th>learning rate</th></tr></thead><tbody>{rows}</tbody></table></div>\
-         <p class=\"small\">Score: mean, and the range over seeds. State: bytes one session holds after {} tokens, \
-         from its tensors. Decoding: one session, token by token.</p>",
-        comparison.length
-    )
-}
-
 fn notes(comparison: &Comparison) -> String {
-    let all_near = comparison.models.iter().all(|model| model.matching != ParameterMatch::Apart);
+    let models = || comparison.tasks.iter().flat_map(|task| &task.models);
+    let all_near = models().all(|model| model.matching != ParameterMatch::Apart);
     let mut lines = Vec::new();
-    if all_near && comparison.models.len() > 1 {
-        let adjusted: Vec<&str> = comparison
-            .models
-            .iter()
-            .filter(|model| model.matching == ParameterMatch::Adjusted)
-            .map(|model| model.name.as_str())
-            .collect();
+    if all_near && comparison.tasks.iter().any(|task| task.models.len() > 1) {
+        let mut adjusted: Vec<&str> = Vec::new();
+        for model in models().filter(|model| model.matching == ParameterMatch::Adjusted) {
+            if !adjusted.contains(&model.name.as_str()) {
+                adjusted.push(&model.name);
+            }
+        }
         let how = match adjusted.is_empty() {
             true => "as described".to_string(),
             false => format!("after the MLP width was changed for {}", adjusted.join(", ")),
@@ -131,29 +122,15 @@ fn notes(comparison: &Comparison) -> String {
     if items.is_empty() { items } else { format!("<ul class=\"notes\">{items}</ul>") }
 }
 
-fn legend(comparison: &Comparison, chart: &Chart) -> String {
-    let models = comparison.models.iter().enumerate().map(|(index, model)| (model.name.clone(), index));
-    let entry = |(name, colour): (String, usize)| format!("<span>{}{}</span>", swatch(colour), escape(&name));
-    let entries: String = models.chain(chart.extra.iter().cloned()).map(entry).collect();
-    format!("<p class=\"legend\">{entries}</p>")
-}
-
-fn trials(comparison: &Comparison) -> String {
-    let mut rows = String::new();
-    for trial in &comparison.trials {
-        let score = trial.score.map_or("diverged".into(), |score| format!("{score:.4}"));
-        let _ = write!(
-            rows,
-            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{score}</td></tr>",
-            escape(&trial.model),
-            trial.learning_rate
-        );
+fn legend(task: &TaskComparison, chart: &Chart) -> String {
+    let model = |(index, model): (usize, &ResolvedModel)| {
+        format!("<span>{}{}</span>", swatch(index), escape(&model.name))
+    };
+    let mut entries: String = task.models.iter().enumerate().map(model).collect();
+    if let Some(name) = chart.reference {
+        let _ = write!(entries, "<span>{}{name}</span>", sign(plot::REFERENCE, Marker::Circle));
     }
-    format!(
-        "<table><thead><tr><th>model</th><th>learning rate</th><th>{}</th></tr></thead><tbody>{rows}</tbody></table>\
-         <p class=\"small\">Short trainings with the first seed; each model keeps its best rate.</p>",
-        comparison.metric.name()
-    )
+    format!("<p class=\"legend\">{entries}</p>")
 }
 
 fn versions() -> String {
@@ -183,41 +160,22 @@ fn instruction_set() -> &'static str {
     if cfg!(target_arch = "aarch64") { "NEON" } else { "portable" }
 }
 
-fn mark(row: &Row) -> &'static str {
-    match row.matching {
-        ParameterMatch::Apart => " <abbr title=\"more than 5% from the first model\">&ne;</abbr>",
-        ParameterMatch::Reference | ParameterMatch::AsGiven | ParameterMatch::Adjusted => "",
-    }
+/// The sign of model number `model` in the plots.
+pub fn swatch(model: usize) -> String {
+    sign(plot::colour(model), plot::marker(model))
 }
 
-fn spread(score: &Spread) -> String {
-    match score.count {
-        0 => "none".into(),
-        1 => format!("{:.3}", score.mean),
-        _ => format!("{:.3} <small>{:.3}&ndash;{:.3}</small>", score.mean, score.low, score.high),
-    }
-}
-
-fn swatch(colour: usize) -> String {
-    let c = PALETTE[colour % PALETTE.len()];
-    format!("<i style=\"background:rgb({},{},{})\"></i>", c.0, c.1, c.2)
-}
-
-/// 1234567 as 1 234 567, with narrow no-break spaces.
-fn grouped(number: usize) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push('\u{202f}');
-        }
-        text.push(digit);
-    }
-    text
+fn sign(colour: RGBColor, marker: Marker) -> String {
+    let class = match marker {
+        Marker::Circle => "",
+        Marker::Triangle => " class=\"triangle\"",
+        Marker::Cross => " class=\"cross\"",
+    };
+    format!("<i{class} style=\"background:rgb({},{},{})\"></i>", colour.0, colour.1, colour.2)
 }
 
 /// Text for use between tags and in attributes.
-fn escape(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

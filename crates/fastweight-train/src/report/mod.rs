@@ -3,8 +3,11 @@
 mod charts;
 mod html;
 mod plot;
+mod tables;
 
 use std::path::Path;
+
+use charts::Chart;
 
 use crate::compare::Comparison;
 use crate::error::TrainError;
@@ -18,8 +21,9 @@ pub const BURN_VERSION: &str = "0.22.1";
 /// # Errors
 /// A plot cannot be drawn.
 pub fn render(comparison: &Comparison) -> Result<String, TrainError> {
-    let charts = charts::all(comparison)?;
-    Ok(html::page(comparison, &charts))
+    let charts: Vec<Vec<Chart>> = comparison.tasks.iter().map(charts::all).collect::<Result<_, _>>()?;
+    let states = comparison.tasks.first().map(charts::state_by_length).transpose()?;
+    Ok(html::page(comparison, &charts, states.as_ref()))
 }
 
 /// Writes the report to `path`, whole or not at all.

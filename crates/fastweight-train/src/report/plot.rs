@@ -12,8 +12,8 @@ const SIZE: (u32, u32) = (680, 360);
 const TEXT: RGBColor = RGBColor(1, 2, 3);
 const GRID: RGBColor = RGBColor(4, 5, 6);
 
-/// Series colours that differ for colour-blind readers too and show on light and dark (Okabe and Ito 2008).
-pub const PALETTE: [RGBColor; 7] = [
+/// Series colours, the last one for references, that differ for colour-blind readers too and show on light and dark (Okabe and Ito 2008).
+const PALETTE: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
     RGBColor(0, 158, 115),
@@ -65,14 +65,45 @@ pub struct Axis {
 /// One line of a plot.
 #[derive(Debug, Clone)]
 pub struct Series {
-    /// Index into [`PALETTE`], modulo its length.
-    pub colour: usize,
+    /// Number of the model, from 0, which decides colour and marker.
+    pub model: usize,
     /// The main line, with markers.
     pub line: Vec<(f64, f64)>,
     /// Fainter lines behind it, one per seed.
     pub seeds: Vec<Vec<(f64, f64)>>,
-    /// A reference, drawn dashed and without markers.
+    /// A reference, drawn dashed, grey and without markers.
     pub dashed: bool,
+}
+
+impl Series {
+    /// A line to compare with that is no model's.
+    pub fn reference(line: Vec<(f64, f64)>) -> Self {
+        Series { model: 0, line, seeds: Vec::new(), dashed: true }
+    }
+}
+
+/// Colour of a reference.
+pub const REFERENCE: RGBColor = PALETTE[PALETTE.len() - 1];
+
+/// Colour of model number `model`.
+pub fn colour(model: usize) -> RGBColor {
+    PALETTE[model % (PALETTE.len() - 1)]
+}
+
+/// Marker of model number `model`, which tells models of one colour apart.
+pub fn marker(model: usize) -> Marker {
+    [Marker::Circle, Marker::Triangle, Marker::Cross][model / (PALETTE.len() - 1) % 3]
+}
+
+/// What marks the points of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Marker {
+    /// A disc.
+    Circle,
+    /// A triangle.
+    Triangle,
+    /// A cross.
+    Cross,
 }
 
 /// Draws `series` as an SVG element.
@@ -126,7 +157,7 @@ fn draw_into(
         points.iter().map(|p| (x.scale.place(p.0), y.scale.place(p.1))).collect()
     };
     for s in series {
-        let colour = PALETTE[s.colour % PALETTE.len()];
+        let colour = if s.dashed { REFERENCE } else { colour(s.model) };
         for seed in &s.seeds {
             chart
                 .draw_series(LineSeries::new(place(seed), colour.mix(0.45).stroke_width(1)))
@@ -138,8 +169,18 @@ fn draw_into(
             chart.draw_series(dashes).map_err(infallible)?;
         } else {
             chart.draw_series(LineSeries::new(line.clone(), colour.stroke_width(2))).map_err(infallible)?;
-            let marks = line.into_iter().map(|p| Circle::new(p, 3, colour.filled()));
-            chart.draw_series(marks).map_err(infallible)?;
+            let points = line.into_iter();
+            match marker(s.model) {
+                Marker::Circle => chart
+                    .draw_series(points.map(|p| Circle::new(p, 3, colour.filled())))
+                    .map_err(infallible)?,
+                Marker::Triangle => chart
+                    .draw_series(points.map(|p| TriangleMarker::new(p, 5, colour.filled())))
+                    .map_err(infallible)?,
+                Marker::Cross => chart
+                    .draw_series(points.map(|p| Cross::new(p, 4, colour.stroke_width(2))))
+                    .map_err(infallible)?,
+            };
         }
     }
     drop(chart);

@@ -1,13 +1,13 @@
-//! `fastweight compare`: trains several models on one task and compares them.
+//! `fastweight compare`: trains several models on the same tasks and compares them.
 
 use std::path::PathBuf;
 
-use fastweight::train::compare::{self, Comparison, Options, RESULTS, Row};
+use fastweight::train::compare::{self, Comparison, Options, RESULTS, Spread};
 use fastweight::train::recipe::ParameterMatch;
 use fastweight::train::report;
 
 use crate::commands::limits;
-use crate::commands::train::{folder_of, load, metric};
+use crate::commands::train::{folder_of, load};
 use crate::error::CommandError;
 use crate::global::Global;
 use crate::output;
@@ -15,15 +15,16 @@ use crate::training::TrainingProgress;
 use crate::values::refuse_file;
 
 const EXAMPLE: &str = "\
-Every model is trained with every seed, one after the other. Finished trainings are kept in the
+Every model is trained on every task of the recipe with every seed, one after the other. Finished trainings are kept in the
 folder, so an interrupted comparison continues when the same command runs again.
 
 Example:
   fastweight compare recipes/recall.toml
-  fastweight compare recipes/recall.toml --quick --json
+  fastweight compare recipes/rules.toml --quick --json
 
-With --json there is one line for each model and seed:
-  {\"model\",\"seed\",\"score\",\"params\",\"state_bytes\",\"train_tokens_per_s\",\"decode_tokens_per_s\",\"seconds\"}";
+With --json there is one line for each task, model and seed:
+  {\"model\",\"task\",\"seed\",\"score\",\"params\",\"state_bytes\",\"train_tokens_per_s\",\"decode_tokens_per_s\",\"seconds\"}
+and for a formal language \"bins\", its scores at the training lengths and beyond them.";
 
 /// Arguments of `fastweight compare`.
 #[derive(Debug, clap::Args)]
@@ -64,14 +65,14 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let options =
         Options { folder: args.out.clone().unwrap_or(folder), data: args.data.clone(), restart: args.fresh };
     refuse_file(&options.folder)?;
-    let mut progress = TrainingProgress::new(global, &recipe.name, metric(&recipe), &options.folder);
+    let mut progress = TrainingProgress::new(global, &recipe.name, &options.folder);
     let comparison = compare::compare(&recipe, &options, &device, &mut |event| progress.show(event));
     progress.finish();
     let comparison = comparison.map_err(CommandError::train)?;
     let page = options.folder.join("report.html");
     report::write(&comparison, &page).map_err(CommandError::train)?;
     if global.json {
-        return comparison.entries.iter().try_for_each(|entry| output::line(entry.line()));
+        return comparison.entries().try_for_each(|entry| output::line(entry.line()));
     }
     output::line(table(&comparison))?;
     for note in &comparison.notes {
@@ -82,45 +83,56 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     output::line(format_args!("results: {}", options.folder.join(RESULTS).display()))
 }
 
+/// One row for each model: every task's scores, then figures of the first task.
 fn table(comparison: &Comparison) -> String {
-    let mut table = output::table([
-        "model",
-        comparison.metric.name(),
-        "parameters",
-        "state bytes",
-        "learning rate",
-        "training tokens/s",
-        "decode tokens/s",
-        "seconds",
-    ]);
-    for row in &comparison.rows {
-        table.add_row([
-            row.model.clone(),
-            score(row),
+    let several = comparison.tasks.len() > 1;
+    let scores = comparison.tasks.iter().flat_map(|task| {
+        let name = move |name: &str| if several { format!("{}: {name}", task.name) } else { name.to_owned() };
+        task.headline().into_iter().map(move |column| (name(&column.name), column.values))
+    });
+    let (names, scores): (Vec<String>, Vec<Vec<Spread>>) = scores.unzip();
+    let costs =
+        ["parameters", "state bytes", "learning rate", "training tokens/s", "decode tokens/s", "seconds"];
+    let header = ["model".to_owned()].into_iter().chain(names).chain(costs.map(str::to_owned));
+    let mut table = output::table(header);
+    let rows = comparison.tasks.first().map_or(&[][..], |task| &task.rows);
+    for (index, row) in rows.iter().enumerate() {
+        let scores = scores.iter().filter_map(|column| column.get(index)).map(score);
+        let seconds = comparison.tasks.iter().filter_map(|task| task.rows.get(index)).map(|row| row.seconds);
+        let costs = [
             row.params.to_string(),
             row.state_bytes.to_string(),
             row.learning_rate.to_string(),
             format!("{:.0}", row.train_tokens_per_s),
             format!("{:.0}", row.decode_tokens_per_s),
-            format!("{:.1}", row.seconds),
-        ]);
+            format!("{:.1}", seconds.sum::<f64>()),
+        ];
+        table.add_row([row.model.clone()].into_iter().chain(scores).chain(costs));
     }
     table.to_string()
 }
 
-/// Mean score, and half the range over seeds when there are several.
-fn score(row: &Row) -> String {
-    let half_range = (row.score.high - row.score.low) / 2.0;
-    match row.score.count {
-        0 | 1 => format!("{:.4}", row.score.mean),
-        _ => format!("{:.4} ± {half_range:.4}", row.score.mean),
+/// The mean, and half the range over seeds when there are several.
+fn score(figure: &Spread) -> String {
+    let half_range = (figure.high - figure.low) / 2.0;
+    match figure.count {
+        0 | 1 => format!("{:.4}", figure.mean),
+        _ => format!("{:.4} ± {half_range:.4}", figure.mean),
     }
 }
 
+/// What the figures after the scores are of.
 fn parameters(comparison: &Comparison) -> String {
-    let apart = comparison.rows.iter().filter(|row| row.matching == ParameterMatch::Apart).count();
-    let adjusted = comparison.rows.iter().filter(|row| row.matching == ParameterMatch::Adjusted).count();
-    let spread = match comparison.rows.iter().map(|row| row.score.count).max() {
+    let models = || comparison.tasks.iter().flat_map(|task| &task.rows);
+    let of = |matching: ParameterMatch| {
+        let mut names: Vec<&str> =
+            models().filter(|row| row.matching == matching).map(|row| row.model.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names.len()
+    };
+    let (apart, adjusted) = (of(ParameterMatch::Apart), of(ParameterMatch::Adjusted));
+    let spread = match models().map(|row| row.score.count).max() {
         Some(seeds) if seeds > 1 => format!("; ± is half the range over {seeds} seeds"),
         _ => String::new(),
     };
@@ -131,8 +143,15 @@ fn parameters(comparison: &Comparison) -> String {
         }
         _ => format!("the parameter counts of {} are not matched", output::count(apart, "model")),
     };
-    format!(
-        "{matched}; state bytes are for one sequence of {}{spread}",
-        output::count(comparison.length, "token")
-    )
+    let Some(first) = comparison.tasks.first() else { return matched };
+    let tokens = output::count(first.length, "token");
+    let of_first = match comparison.tasks.len() {
+        1 => format!("state bytes are for one sequence of {tokens}"),
+        _ => format!(
+            "parameters, state bytes (of one sequence of {tokens}), learning rate and speeds are those on {}, seconds \
+             of one seed on every task",
+            first.name
+        ),
+    };
+    format!("{matched}; {of_first}{spread}")
 }

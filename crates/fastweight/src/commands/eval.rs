@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use fastweight::tasks::formal::{FormalConfig, Language};
 use fastweight::tasks::recall;
 use fastweight::train::Task;
 use fastweight::train::evaluate;
-use fastweight::train::recipe::TaskKind;
+use fastweight::train::recipe::{TaskKind, TaskRecipe};
 use fastweight::train::run::{self, Loaded};
 use serde_json::json;
 
@@ -17,13 +18,15 @@ use crate::progress::{self, Progress};
 use crate::values::whole;
 
 const EXAMPLE: &str = "\
-Recall is scored by accuracy on rows the model was not trained on, text by bits per byte of the part
-of the text that is held out.
+Recall is scored by accuracy on rows the model was not trained on, a formal language by the share of
+strings with no wrong answer, beyond the training length and at it, and text by bits per byte of the
+part of the text that is held out.
 
 Example:
   fastweight eval runs/bible
   fastweight eval runs/bible --data other.txt --json
-  fastweight eval runs/recall small_t64_n16";
+  fastweight eval runs/recall small_t64_n16
+  fastweight eval runs/parity parity";
 
 /// Arguments of `fastweight eval`.
 #[derive(Debug, clap::Args)]
@@ -31,12 +34,12 @@ Example:
 pub struct Args {
     /// Run folder, or one of its checkpoints
     run: PathBuf,
-    /// Task: a recipe, or the name of a recall preset [default: the task it was trained on]
+    /// Task: a recipe, or the name of a recall preset or formal language [default: the task it was trained on]
     task: Option<String>,
     /// Text to score on, a UTF-8 file or a folder of them, in place of the task's
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// Batches to score on; 0 for all of a text [default: 16 for recall, 0 for text]
+    /// Batches to score on; 0 for all of a text or of the test strings [default: 16 for recall, else 0]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>(0..=1 << 20))]
     batches: Option<usize>,
 }
@@ -63,7 +66,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     }
     let (batches, pairs_batches) = match task {
         Task::Recall(_) => (args.batches.unwrap_or(RECALL_BATCHES), args.batches.unwrap_or(RECALL_BATCHES)),
-        Task::Text(_) => (args.batches.unwrap_or(0), 0),
+        Task::Formal(_) | Task::Text(_) => (args.batches.unwrap_or(0), 0),
     };
     let mut progress = Progress::new(global, "eval");
     progress.milestone(0.0, None, &format!("scoring {} of {}", task.metric().name(), args.run.display()));
@@ -71,14 +74,19 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     progress.at(0.5, None, String::new);
     let by_pairs =
         evaluate::recall_by_pairs(&loaded.model, &task, pairs_batches).map_err(CommandError::train)?;
+    let by_length = evaluate::by_length(&loaded.model, &task).map_err(CommandError::train)?;
     progress.finish();
 
     if global.json {
-        return output::json(&json!({
+        let mut line = json!({
             "model": loaded.state.name, "seed": loaded.state.seed, "step": loaded.state.step,
             "metric": score.metric, "score": score.score, "loss": score.loss, "scored_tokens": score.scored,
             "by_pairs": by_pairs, "checkpoint": loaded.folder,
-        }));
+        });
+        if let Some(bins) = score.bins {
+            (line["bins"], line["by_length"]) = (json!(bins), json!(by_length));
+        }
+        return output::json(&line);
     }
     output::line(format_args!(
         "{}, seed {}, step {}: {} {:.4} over {}",
@@ -92,25 +100,50 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     for (pairs, accuracy) in by_pairs {
         output::line(format_args!("{:>12}: {accuracy:.4}", output::count(pairs, "pair")))?;
     }
+    for part in score.bins.iter().flatten().chain(&by_length) {
+        let lengths = match part.shortest == part.longest {
+            true => part.longest.to_string(),
+            false => format!("{}-{}", part.shortest, part.longest),
+        };
+        output::line(format_args!(
+            "{lengths:>7} symbols: strings right {:.4}, answers right {:.4}, over {}",
+            part.strings,
+            part.steps,
+            output::count(part.tested, "string")
+        ))?;
+    }
     Ok(())
 }
 
 fn task(args: &Args, loaded: &Loaded, global: &Global) -> Result<Task, CommandError> {
     let data = args.data.as_deref();
     let Some(name) = &args.task else {
-        refuse_data(loaded.state.task.kind, data)?;
+        refuse_data(&[loaded.state.task.kind], data)?;
         return loaded.task(data).map_err(CommandError::train);
     };
     let path = Path::new(name);
     if path.exists() || path.extension().is_some_and(|extension| extension == "toml") {
         let recipe = load(path, data, global)?;
-        refuse_kind(args, loaded, recipe.task.kind)?;
-        return Task::open(&recipe.task, data).map_err(CommandError::train);
+        let trained = &loaded.state.task;
+        // Of several tasks the one of this name and kind, else the first of this kind.
+        let fits = |task: &&TaskRecipe| task.kind == trained.kind && task.language == trained.language;
+        let named = recipe.tasks().filter(fits).find(|task| task.name() == trained.name());
+        let task = named.or_else(|| recipe.tasks().find(fits)).unwrap_or(&recipe.task);
+        refuse_kind(args, loaded, task.kind)?;
+        return Task::open(task, data).map_err(CommandError::train);
     }
-    refuse_data(TaskKind::Recall, data)?;
-    let preset = recall::by_name(name).map_err(CommandError::input)?;
-    refuse_kind(args, loaded, TaskKind::Recall)?;
-    Ok(Task::Recall(preset))
+    let task = match (recall::by_name(name), Language::by_name(name)) {
+        (Ok(preset), _) => Task::Recall(preset),
+        (_, Ok(language)) => Task::Formal(FormalConfig::new(language)),
+        (Err(_), Err(unknown)) if loaded.state.task.kind == TaskKind::FormalLanguage => {
+            return Err(CommandError::input(unknown));
+        }
+        (Err(unknown), Err(_)) => return Err(CommandError::input(unknown)),
+    };
+    let kind = if matches!(task, Task::Recall(_)) { TaskKind::Recall } else { TaskKind::FormalLanguage };
+    refuse_data(&[kind], data)?;
+    refuse_kind(args, loaded, kind)?;
+    Ok(task)
 }
 
 /// Refuses a task of another kind than the one the model was trained on: its token ids mean something else.

@@ -160,7 +160,7 @@ fn find(name: &str) -> Result<Vec<(String, ModelConfig)>, CommandError> {
         let recipe = Recipe::load(path).map_err(CommandError::input)?;
         limits::check_sizes(&recipe)?;
         // The vocabulary, unknown for a text without its data, is not part of a session.
-        let models = recipe.resolve(recipe.task.vocab.unwrap_or(256)).map_err(CommandError::input)?;
+        let models = recipe.resolve(recipe.task.vocab()).map_err(CommandError::input)?;
         return Ok(models.into_iter().map(|model| (model.name, model.config)).collect());
     }
     let config = models::presets::by_name(name).map_err(|error| {

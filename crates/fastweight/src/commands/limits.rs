@@ -24,8 +24,6 @@ const CHUNK: usize = 32;
 /// Tensors of a chunk's tokens, and of one matrix state, in a kernel thread's workspace.
 const CHUNK_TENSORS: f64 = 12.0;
 const MATRIX_TENSORS: f64 = 4.0;
-/// Token ids of the byte tokenizer, the fewest a text can have.
-const BYTES: usize = 256;
 
 /// Checks sizes one by one, then every model, then the memory that training takes: parameters, logits,
 /// activations for the backward pass, matrix states and the kernels' workspace.
@@ -34,14 +32,17 @@ const BYTES: usize = 256;
 /// A size beyond anything this program trains, a model that is none, or more memory than the machine has.
 pub fn check(recipe: &Recipe) -> Result<(), CommandError> {
     check_sizes(recipe)?;
+    recipe.parts().iter().try_for_each(check_part)
+}
+
+/// Checks the models of a recipe of one task.
+fn check_part(recipe: &Recipe) -> Result<(), CommandError> {
     let (task, train) = (&recipe.task, &recipe.train);
-    let vocab = task.vocab.unwrap_or(BYTES);
-    let time = task.length.or(task.context).unwrap_or(1);
-    for model in recipe.resolve(vocab).map_err(CommandError::train)? {
+    for model in recipe.resolve(task.vocab()).map_err(CommandError::train)? {
         let name = &model.name;
         model.config.validate().map_err(|error| CommandError::input(format_args!("{name}: {error}")))?;
         let work = format!("training {name} ({} parameters)", model.parameters);
-        refuse_memory(&work, &training(&model.config, model.parameters, train.batch, time))?;
+        refuse_memory(&work, &training(&model.config, model.parameters, train.batch, task.length()))?;
     }
     Ok(())
 }
@@ -51,12 +52,17 @@ pub fn check(recipe: &Recipe) -> Result<(), CommandError> {
 /// # Errors
 /// A size beyond anything this program trains.
 pub fn check_sizes(recipe: &Recipe) -> Result<(), CommandError> {
+    recipe.parts().iter().try_for_each(check_part_sizes)
+}
+
+fn check_part_sizes(recipe: &Recipe) -> Result<(), CommandError> {
     let (task, train) = (&recipe.task, &recipe.train);
     refuse(
         "task",
         &[
             ("vocab", task.vocab, 1 << 24),
             ("length", task.length, 1 << 24),
+            ("longest", task.longest, 1 << 22),
             ("context", task.context, 1 << 24),
         ],
     )?;

@@ -6,7 +6,6 @@ use fastweight::train::Recipe;
 use fastweight::train::progress::Event;
 use fastweight::train::recipe::TaskKind;
 use fastweight::train::run::{self, Options, Summary};
-use fastweight::train::task::Metric;
 use serde_json::json;
 
 use crate::commands::limits;
@@ -32,6 +31,9 @@ With --json every evaluation is one line, the final one with \"final\": true, th
 pub struct Args {
     /// Recipe, a TOML file; of several models the first is trained
     recipe: PathBuf,
+    /// Task of a recipe with several [default: the first]
+    #[arg(long, value_name = "NAME")]
+    task: Option<String>,
     /// Text to train on, a UTF-8 file or a folder of them, in place of the recipe's
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
@@ -49,13 +51,26 @@ pub struct Args {
 /// Bad recipe, data or run folder; a loss that is not finite; a full disk.
 pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let device = global.device()?;
-    let recipe = load(&args.recipe, args.data.as_deref(), global)?;
-    let folder = args.out.clone().unwrap_or_else(|| folder_of(&recipe));
+    let mut recipe = load(&args.recipe, args.data.as_deref(), global)?;
+    let mut folder = folder_of(&recipe);
+    let tasks = recipe.tasks().count();
+    if let Some(name) = &args.task {
+        recipe = recipe.only(name).map_err(CommandError::train)?;
+        refuse_data(&[recipe.task.kind], args.data.as_deref())?;
+        folder.as_mut_os_string().push(format!("-{}", safe(name)));
+    }
+    let folder = args.out.clone().unwrap_or(folder);
     let options = Options { folder, data: args.data.clone(), restart: args.fresh };
     refuse_file(&options.folder)?;
-    let mut progress = TrainingProgress::new(global, &recipe.name, metric(&recipe), &options.folder);
+    let mut progress = TrainingProgress::new(global, &recipe.name, &options.folder);
     if recipe.models.len() > 1 {
         progress.say("the recipe has several models; the first is trained, `fastweight compare` trains all");
+    }
+    if tasks > 1 && args.task.is_none() {
+        let name = recipe.task.name();
+        progress.say(&format!(
+            "the recipe has several tasks; the first, {name}, is trained, --task chooses another"
+        ));
     }
     let mut written = Ok(());
     let mut evaluations = Evaluations::default();
@@ -84,7 +99,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
 /// The recipe cannot be read or is not valid, or there is `data` for a task that has none.
 pub fn load(path: &Path, data: Option<&Path>, global: &Global) -> Result<Recipe, CommandError> {
     let recipe = Recipe::load(path).map_err(CommandError::train)?;
-    refuse_data(recipe.task.kind, data)?;
+    refuse_data(&recipe.tasks().map(|task| task.kind).collect::<Vec<_>>(), data)?;
     limits::check(&recipe)?;
     Ok(match global.seed {
         Some(seed) => recipe.with_seed(seed),
@@ -92,16 +107,16 @@ pub fn load(path: &Path, data: Option<&Path>, global: &Global) -> Result<Recipe,
     })
 }
 
-/// Refuses a text for a task that makes its own data.
+/// Refuses a text for tasks that all make their own data.
 ///
 /// # Errors
-/// There is `data` and the task is not `text`.
-pub fn refuse_data(kind: TaskKind, data: Option<&Path>) -> Result<(), CommandError> {
+/// There is `data` and none of the tasks is `text`.
+pub fn refuse_data(kinds: &[TaskKind], data: Option<&Path>) -> Result<(), CommandError> {
     match data {
-        Some(path) if kind != TaskKind::Text => Err(CommandError::input(format_args!(
+        Some(path) if !kinds.contains(&TaskKind::Text) => Err(CommandError::input(format_args!(
             "--data expects a task that learns a text, and this one is {}, which makes its own data; \
              leave out --data {} or choose a recipe of a text",
-            kind.name(),
+            kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(" and "),
             path.display()
         ))),
         _ => Ok(()),
@@ -110,17 +125,14 @@ pub fn refuse_data(kind: TaskKind, data: Option<&Path>) -> Result<(), CommandErr
 
 /// Where the results of a recipe go by default.
 pub fn folder_of(recipe: &Recipe) -> PathBuf {
-    let safe = |c: char| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    let name: String = recipe.name.trim_matches('.').chars().map(safe).collect();
+    let name = safe(&recipe.name);
     Path::new("runs").join(if name.is_empty() { "unnamed" } else { &name })
 }
 
-/// What the scores of a recipe measure.
-pub fn metric(recipe: &Recipe) -> Metric {
-    match recipe.task.kind {
-        TaskKind::Recall => Metric::Accuracy,
-        TaskKind::Text => Metric::BitsPerByte,
-    }
+/// A name as part of a path.
+fn safe(name: &str) -> String {
+    let safe = |c: char| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    name.trim_matches('.').chars().map(safe).collect()
 }
 
 /// Evaluations as JSON, one a step. Each is held back until it is known whether it is the final one, on all

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use crate::recipes;
 use crate::support::{Folder, Running, lines, run};
 
-const KEYS: [&str; 8] = [
+const KEYS: [&str; 9] = [
     "model",
+    "task",
     "seed",
     "score",
     "params",
@@ -39,11 +40,15 @@ fn json_has_one_complete_line_for_each_model_and_seed() {
         let keys: BTreeSet<&str> = row.as_object().expect("an object").keys().map(String::as_str).collect();
         assert_eq!(keys, BTreeSet::from(KEYS));
         assert!(row["score"].as_f64().is_some_and(|score| (0.0..=1.0).contains(&score)), "{row}");
-        for figure in &KEYS[3..] {
+        for figure in &KEYS[4..] {
             assert!(row[figure].as_f64().is_some_and(|figure| figure > 0.0), "{figure} of {row}");
         }
     }
-    assert!(ran.stderr.contains("attention, seed 1"), "progress is on standard error: {}", ran.stderr);
+    assert!(
+        ran.stderr.contains("attention on recall, seed 1"),
+        "progress is on standard error: {}",
+        ran.stderr
+    );
     assert!(std::fs::read_to_string(folder.path("out/report.html")).expect("a report").contains("<svg"));
     assert_eq!(lines(&folder.path("out/results.jsonl")).len(), 4);
 }

@@ -8,4 +8,5 @@ mod help;
 mod recipes;
 mod rules;
 mod support;
+mod tasks;
 mod train;

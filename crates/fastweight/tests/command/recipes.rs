@@ -70,3 +70,14 @@ mixers = ["gated_delta_net"]
 "#
     )
 }
+
+/// Recall and parity, two models, one seed; `steps` steps each.
+pub fn tasks(steps: usize) -> String {
+    let (task, rest) = ("[task]\nkind = \"recall\"", "[[tasks]]\nkind = \"recall\"");
+    let parity = "\n[[tasks]]\nkind = \"formal_language\"\nlanguage = \"parity\"\nlongest = 8\n\n[train]";
+    recall(steps).replacen(task, rest, 1).replacen("\n[train]", parity, 1).replacen(
+        "seeds = [1, 2]",
+        "seeds = [1]",
+        1,
+    )
+}

@@ -2,6 +2,8 @@
 //!
 //! Models come without gradients (`Module::valid`).
 
+mod strings;
+
 use std::time::Instant;
 
 use burn::module::Module;
@@ -12,6 +14,8 @@ use fastweight_ops::loss::{Score as Count, count_correct, cross_entropy};
 use fastweight_tasks::recall::{self, RecallConfig};
 use fastweight_tasks::text::bits_per_byte;
 use fastweight_tasks::{IGNORE, TokenBatch};
+
+pub use strings::{LengthScore, by_length};
 
 use crate::diagnose::{diverged, first_non_finite};
 use crate::error::TrainError;
@@ -32,15 +36,18 @@ pub struct Score {
     pub score: f64,
     /// What it measures.
     pub metric: Metric,
-    /// Mean loss in nats per scored token; absent for recall.
+    /// Mean loss in nats per scored token; of a text only.
     pub loss: Option<f64>,
     /// Scored tokens.
     pub scored: usize,
+    /// Formal language: at the training lengths, then beyond them.
+    pub bins: Option<[LengthScore; 2]>,
 }
 
 /// Scores `model` on `batches` batches of the task's evaluation data, none of which it was trained on.
 ///
-/// Recall: accuracy over `batches` x 64 rows. Text: held-out bits per byte; the held-out text is cut into up to 16
+/// Recall: accuracy over `batches` x 64 rows. Formal language: strings right beyond the training length, of `batches` x
+/// 64 (0: 2,000). Text: held-out bits per byte; the held-out text is cut into up to 16
 /// lanes read side by side, and `batches` windows of each lane are read (0: all). A state of fixed size is carried
 /// from window to window, so each lane is read as one text. Attention whose state grows is never shown more
 /// than the context it was trained on: every window is half of it, and is read after the half before it.
@@ -53,7 +60,18 @@ pub fn score(model: &LanguageModel, task: &Task, batches: usize) -> Result<Score
         Task::Recall(config) => {
             let count = recall_count(model, config, batches)?;
             let score = count.correct as f64 / count.scored.max(1) as f64;
-            Ok(Score { score, metric: Metric::Accuracy, loss: None, scored: count.scored })
+            Ok(Score { score, metric: Metric::Accuracy, loss: None, scored: count.scored, bins: None })
+        }
+        Task::Formal(config) => {
+            let bins = strings::bins(model, config, batches)?;
+            let scored = bins.iter().map(|bin| bin.answers).sum();
+            Ok(Score {
+                score: bins[1].strings,
+                metric: Metric::Strings,
+                loss: None,
+                scored,
+                bins: Some(bins),
+            })
         }
         Task::Text(text) => text_score(model, text, batches),
     }
@@ -180,7 +198,7 @@ fn text_score(model: &LanguageModel, text: &TextTask, windows: usize) -> Result<
     // Bytes per token of the whole held-out text stand for those of the part that was read.
     let dataset = &text.dataset;
     let score = bits_per_byte(loss, dataset.held_out_tokens().len(), dataset.held_out_bytes());
-    Ok(Score { score, metric: Metric::BitsPerByte, loss: Some(loss), scored })
+    Ok(Score { score, metric: Metric::BitsPerByte, loss: Some(loss), scored, bins: None })
 }
 
 /// The error of a model whose output for `tokens` is not finite.
@@ -210,12 +228,12 @@ fn lanes(text: &TextTask) -> TokenBatch {
     let mut targets: Vec<i64> = held_out.iter().map(|&id| i64::from(id)).collect();
     tokens.resize(batch * time, 0);
     targets.resize(batch * time, IGNORE);
-    TokenBatch { tokens, targets, batch, time }
+    TokenBatch { tokens, targets, batch, time, documents: None }
 }
 
 /// Columns `range` of every row.
 fn columns(batch: &TokenBatch, range: std::ops::Range<usize>) -> TokenBatch {
     let tokens = batch.rows().flat_map(|(tokens, _)| tokens[range.clone()].iter().copied()).collect();
     let targets = batch.rows().flat_map(|(_, targets)| targets[range.clone()].iter().copied()).collect();
-    TokenBatch { tokens, targets, batch: batch.batch, time: range.len() }
+    TokenBatch { tokens, targets, batch: batch.batch, time: range.len(), documents: None }
 }

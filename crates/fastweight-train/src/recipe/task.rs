@@ -1,0 +1,141 @@
+//! What a recipe says about a task.
+
+use std::path::PathBuf;
+
+use fastweight_tasks::formal::{FormalConfig, Language};
+use fastweight_tasks::recall::{Filler, RecallConfig};
+use serde::{Deserialize, Serialize};
+
+use super::{ModelRecipe, QuickRecipe, TrainChanges};
+
+/// The kind of a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaskKind {
+    /// Multi-query associative recall.
+    Recall,
+    /// Strings of a formal language, the answer asked after every symbol.
+    FormalLanguage,
+    /// Next-token prediction on a text.
+    Text,
+}
+
+impl TaskKind {
+    /// The name used in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            TaskKind::Recall => "recall",
+            TaskKind::FormalLanguage => "formal_language",
+            TaskKind::Text => "text",
+        }
+    }
+}
+
+/// `[task]` and each of `[[tasks]]`. Options that do not belong to `kind` are errors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskRecipe {
+    /// Name in tables and results; the kind or language when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// `recall`, `formal_language` or `text`.
+    pub kind: TaskKind,
+    /// Recall: number of token ids.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocab: Option<usize>,
+    /// Recall: tokens in a sequence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub length: Option<usize>,
+    /// Recall: key-value pairs in a sequence, at most a quarter of `length`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<usize>,
+    /// Recall: exponent of the power law that places queries.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub power: Option<f64>,
+    /// Recall: what stands where nothing is written or asked, `random` or `zero`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub filler: Option<Filler>,
+    /// Formal language: which one, such as `parity`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub language: Option<Language>,
+    /// Formal language: symbols of the shortest training strings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shortest: Option<usize>,
+    /// Formal language: symbols of the longest training strings; scores reach to twice as many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest: Option<usize>,
+    /// Formal language: different training strings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strings: Option<usize>,
+    /// Text: a UTF-8 file or a folder of them; may be given at the command instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<PathBuf>,
+    /// Text: a Hugging Face `tokenizer.json`; bytes when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<PathBuf>,
+    /// Text: tokens in a training window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
+    /// Text: fraction of the text, at its end, that is held out for evaluation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held_out: Option<f64>,
+    /// What this task changes in `[train]`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub train: TrainChanges,
+    /// What this task changes in `[model]`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub model: ModelRecipe,
+    /// What a quick run changes in this task and its training, after `[compare.quick]`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub quick: QuickRecipe,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// Token ids of a text read as bytes.
+const BYTES: usize = 256;
+
+impl TaskRecipe {
+    /// Its name in tables and results.
+    pub fn name(&self) -> &str {
+        let known = self.language.map_or(self.kind.name(), |language| language.name());
+        self.name.as_deref().unwrap_or(known)
+    }
+
+    /// Token ids of its models, as far as the recipe says it; a tokenizer's are known when it is opened.
+    pub fn vocab(&self) -> usize {
+        let formal = self.formal().map(|config| config.vocab());
+        formal.or(self.vocab).unwrap_or(BYTES)
+    }
+
+    /// Tokens of its longest training sequences.
+    pub fn length(&self) -> usize {
+        let formal = self.formal().map(|config| config.longest);
+        formal.or(self.length).or(self.context).unwrap_or(1)
+    }
+
+    /// The sizes of a recall task.
+    pub(crate) fn recall(&self) -> Option<RecallConfig> {
+        if self.kind != TaskKind::Recall {
+            return None;
+        }
+        let mut config = RecallConfig::new(self.vocab?, self.length?, self.pairs?);
+        config.power = self.power.unwrap_or(config.power);
+        config.filler = self.filler.unwrap_or_default();
+        Some(config)
+    }
+
+    /// The language and strings of a formal language task.
+    pub(crate) fn formal(&self) -> Option<FormalConfig> {
+        if self.kind != TaskKind::FormalLanguage {
+            return None;
+        }
+        let mut config = FormalConfig::new(self.language?);
+        config.shortest = self.shortest.unwrap_or(config.shortest);
+        config.longest = self.longest.unwrap_or(config.longest);
+        config.strings = self.strings.unwrap_or(config.strings);
+        Some(config)
+    }
+}
