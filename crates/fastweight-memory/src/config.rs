@@ -8,7 +8,7 @@ use crate::context::{MOST_WINDOW, validate_conv};
 use crate::init::initialise;
 use crate::layers::{
     DeltaNetConfig, Elu1LinearAttentionConfig, GatedDeltaNetConfig, LayerConfig, LightningAttentionConfig,
-    LinearAttentionConfig, Mamba2Config, RetNetConfig, RuleConfig, SoftmaxAttentionConfig,
+    LinearAttentionConfig, Mamba2Config, RetNetConfig, RuleConfig, Rwkv7Config, SoftmaxAttentionConfig,
 };
 use crate::{LayerContext, MemoryError, Mixer, StateSize, names};
 
@@ -39,12 +39,15 @@ pub enum MixerConfig {
     GatedDeltaNet(GatedDeltaNetConfig),
     /// `rule`: any sound rule of the algebra, by its four choices.
     Rule(RuleConfig),
+    /// `rwkv7`: the time mix of RWKV-7.
+    #[serde(rename = "rwkv7")]
+    Rwkv7(Rwkv7Config),
 }
 
 macro_rules! each {
     ($config:expr, $variant:ident, $inner:ident => $result:expr) => {
         each!(@ $config, $variant, $inner, $result, SoftmaxAttention LinearAttention Elu1LinearAttention
-            RetNet LightningAttention Mamba2 DeltaNet GatedDeltaNet Rule)
+            RetNet LightningAttention Mamba2 DeltaNet GatedDeltaNet Rule Rwkv7)
     };
     (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
         match $config {
@@ -59,7 +62,7 @@ macro_rules! each {
 
 impl MixerConfig {
     /// Names of all mixers, in the order of the documentation.
-    pub const NAMES: [&'static str; 9] = [
+    pub const NAMES: [&'static str; 10] = [
         SoftmaxAttentionConfig::NAME,
         LinearAttentionConfig::NAME,
         Elu1LinearAttentionConfig::NAME,
@@ -69,6 +72,7 @@ impl MixerConfig {
         DeltaNetConfig::NAME,
         GatedDeltaNetConfig::NAME,
         RuleConfig::NAME,
+        Rwkv7Config::NAME,
     ];
 
     /// The mixer of a name, with its default options.
@@ -126,9 +130,25 @@ impl MixerConfig {
         each!(self, Layer, config => config.state_size(ctx, tokens))
     }
 
+    /// Tokens that a short convolution reads; 0 without one.
+    fn conv_width(&self) -> usize {
+        match self {
+            Self::SoftmaxAttention(config) => config.conv_width,
+            Self::LinearAttention(config) => config.conv_width,
+            Self::Elu1LinearAttention(config) => config.conv_width,
+            Self::RetNet(config) => config.conv_width,
+            Self::LightningAttention(config) => config.conv_width,
+            Self::Mamba2(config) => config.conv_width,
+            Self::DeltaNet(config) => config.conv_width,
+            Self::GatedDeltaNet(config) => config.conv_width,
+            Self::Rule(config) => config.conv_width,
+            Self::Rwkv7(_) => 0,
+        }
+    }
+
     /// Whether no product of the layer's sizes overflows.
     fn is_countable(&self, ctx: &LayerContext, tokens: usize) -> bool {
-        let conv_width = each!(self, Layer, config => config.conv_width);
+        let conv_width = self.conv_width();
         let heads = match self {
             Self::SoftmaxAttention(config) => config.kv_heads.unwrap_or(ctx.heads),
             _ => ctx.heads,
@@ -155,6 +175,7 @@ impl MixerConfig {
             Mamba2Config::NAME => parse(options).map(Self::Mamba2),
             DeltaNetConfig::NAME => parse(options).map(Self::DeltaNet),
             GatedDeltaNetConfig::NAME => parse(options).map(Self::GatedDeltaNet),
+            Rwkv7Config::NAME => parse(options).map(Self::Rwkv7),
             RuleConfig::NAME => {
                 parse::<RuleConfig>(options).and_then(|config| match config.rule.validate() {
                     Ok(()) => Ok(Self::Rule(config)),

@@ -38,6 +38,7 @@ pub fn placeholder<const D: usize>(shape: [usize; D], device: &burn::tensor::Dev
 /// | `a_log` | `ln A`, A even over [1, 16), the range of Mamba-2 and Gated DeltaNet |
 /// | `dt_bias` | `softplus^-1(dt)`, dt even in the logarithm over [0.001, 0.1) |
 /// | norms, `d_skip` | 1 |
+/// | RWKV-7's `shift`, `start`, `removal`, `replacement`, `bonus`, `lora_a`, `lora_b`, `norm_shift` | as RWKV-LM starts them, see `rwkv7_start` |
 ///
 /// The decays are spread over the heads, slowest first, where the papers draw them at random: a layer of one
 /// or two heads would otherwise often start without a long memory and need many more steps to find one.
@@ -68,6 +69,9 @@ fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
     };
     let mut parts = name.rsplit('.');
     let (leaf, parent) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
+    if let Some(values) = rwkv7_start(name, shape, layers) {
+        return values;
+    }
     match (leaf, parent) {
         ("a_log", _) => spread(count, |part| (1.0 + 15.0 * part).ln()),
         ("dt_bias", _) => spread(count, |part| {
@@ -79,6 +83,10 @@ fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
             fill(&mut |s| bound * (2.0 * s.uniform() - 1.0))
         }
         _ if shape.len() == 1 => vec![1.0; count],
+        ("lora_a" | "lora_b", _) => {
+            let std = 0.1 / (shape[0].max(shape[1]) as f64).sqrt();
+            fill(&mut |s| std * s.normal())
+        }
         ("start_in" | "start_out", _) => {
             let std = 1.0 / (shape[1] as f64).sqrt();
             fill(&mut |s| std * s.normal())
@@ -89,6 +97,34 @@ fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
             let std = 1.0 / (shape[0] as f64 * residual).sqrt();
             fill(&mut |s| std * s.normal())
         }
+    }
+}
+
+/// Initial values of RWKV-7's own parameters (RWKV-LM, `RWKV-v7`): decays spread over the channels from slow to
+/// fast, more of the token before in the deeper layers. Low-rank maps start near their bias; here not at it, so
+/// that all of them learn from the first step.
+fn rwkv7_start(name: &str, shape: &[usize], layers: usize) -> Option<Vec<f32>> {
+    let parts: Vec<&str> = name.split('.').collect();
+    let (&leaf, parent) = (parts.last()?, parts.len().checked_sub(2).map_or("", |i| parts[i]));
+    let layer = parts.iter().position(|part| *part == "blocks").and_then(|i| parts.get(i + 1)?.parse().ok());
+    let depth = layer.unwrap_or(0) as f64;
+    let left = 1.0 - depth / layers.max(1) as f64;
+    let ratio = depth / layers.saturating_sub(1).max(1) as f64;
+    let count: usize = shape.iter().product();
+    let last = count.saturating_sub(1).max(1) as f64;
+    let over = |of: &dyn Fn(f64) -> f64| Some((0..count).map(|i| of(i as f64 / last) as f32).collect());
+    match (leaf, parent) {
+        ("r" | "g", "shift") => over(&|part| 1.0 - part.powf(0.2 * left)),
+        ("w" | "a", "shift") => over(&|part| 1.0 - part.powf(0.9 * left)),
+        ("k" | "v", "shift") => over(&|part| 1.0 - part.powf(0.7 * left)),
+        ("start", "decay") => over(&|part| 5.0 * part.powf(0.85 + ratio.sqrt()) - 5.5),
+        ("start", "rate") => over(&|part| 0.4 * (part - 0.5) - 0.19),
+        ("start", "first_value") => over(&|part| 0.73 - 0.4 * (part - 0.5)),
+        ("removal", _) => over(&|part| 0.71 - 0.1 * (part - 0.5)),
+        ("replacement", _) => over(&|_| 1.02),
+        ("bonus", _) => over(&|_| -0.04),
+        ("norm_shift", _) => over(&|_| 0.0),
+        _ => None,
     }
 }
 

@@ -21,14 +21,15 @@ pub mod parameters;
 mod projection;
 pub mod rule;
 mod state;
+mod token_shift;
 
 pub use config::MixerConfig;
 pub use context::{LayerContext, MOST_HEAD_CHANNELS, MOST_LAYERS, MOST_WIDTH};
 pub use error::MemoryError;
 pub use layers::{Layer, LayerConfig};
-pub use mixer::Mixer;
+pub use mixer::{Mixer, Shared};
 pub use projection::{Projection, RmsNorm, linear};
 pub use state::{
-    ConvState, KvState, MatrixState, MixerState, NormalisedState, RotaryState, RuleMemoryState, State,
-    StateSize,
+    ConvState, KvState, MatrixState, MixerState, NormalisedState, RotaryState, RuleMemoryState, ShiftedState,
+    State, StateSize,
 };

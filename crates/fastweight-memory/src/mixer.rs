@@ -6,9 +6,17 @@ use fastweight_ops::Offsets;
 
 use crate::layers::{
     DeltaNet, Elu1LinearAttention, GatedDeltaNet, Layer, LightningAttention, LinearAttention, Mamba2, RetNet,
-    RuleMemory, SoftmaxAttention,
+    RuleMemory, Rwkv7, SoftmaxAttention,
 };
 use crate::{MemoryError, MixerState};
+
+/// What a model's layers leave for the layers after them, at the tokens being read. Not a state: nothing of it
+/// outlives the call.
+#[derive(Debug, Clone, Default)]
+pub struct Shared {
+    /// Values of the first RWKV-7 layer, `[B, T, heads V]`.
+    pub first_value: Option<Tensor<3>>,
+}
 
 /// One of the memory layers; parameters keep the layer's own names.
 #[derive(Module, Debug)]
@@ -23,6 +31,7 @@ pub enum Mixer {
     DeltaNet(DeltaNet),
     GatedDeltaNet(GatedDeltaNet),
     Rule(RuleMemory),
+    Rwkv7(Rwkv7),
 }
 
 macro_rules! each {
@@ -37,6 +46,7 @@ macro_rules! each {
             Mixer::DeltaNet($layer) => $result,
             Mixer::GatedDeltaNet($layer) => $result,
             Mixer::Rule($layer) => $result,
+            Mixer::Rwkv7($layer) => $result,
         }
     };
 }
@@ -52,7 +62,21 @@ impl Mixer {
         state: Option<MixerState>,
         offsets: Option<&Offsets>,
     ) -> Result<(Tensor<3>, MixerState), MemoryError> {
-        each!(self, layer => forward(layer, x, state, offsets))
+        self.forward_shared(x, state, offsets, &mut Shared::default())
+    }
+
+    /// As [`Mixer::forward`], inside a model: `shared` goes from layer to layer at the same tokens.
+    ///
+    /// # Errors
+    /// Those of [`Mixer::forward`].
+    pub fn forward_shared(
+        &self,
+        x: Tensor<3>,
+        state: Option<MixerState>,
+        offsets: Option<&Offsets>,
+        shared: &mut Shared,
+    ) -> Result<(Tensor<3>, MixerState), MemoryError> {
+        each!(self, layer => forward(layer, x, state, offsets, shared))
     }
 
     /// Reads one token per row, `x [B, width]`; returns `[B, width]` and the state after it.
@@ -60,7 +84,20 @@ impl Mixer {
     /// # Errors
     /// An input or state that does not fit.
     pub fn step(&self, x: Tensor<2>, state: MixerState) -> Result<(Tensor<2>, MixerState), MemoryError> {
-        each!(self, layer => step(layer, x, state))
+        self.step_shared(x, state, &mut Shared::default())
+    }
+
+    /// As [`Mixer::step`], inside a model: `shared` goes from layer to layer at the same token.
+    ///
+    /// # Errors
+    /// Those of [`Mixer::step`].
+    pub fn step_shared(
+        &self,
+        x: Tensor<2>,
+        state: MixerState,
+        shared: &mut Shared,
+    ) -> Result<(Tensor<2>, MixerState), MemoryError> {
+        each!(self, layer => step(layer, x, state, shared))
     }
 
     /// The state of `batch` sequences before their first token.
@@ -74,9 +111,10 @@ fn forward<L: Layer>(
     x: Tensor<3>,
     state: Option<MixerState>,
     offsets: Option<&Offsets>,
+    shared: &mut Shared,
 ) -> Result<(Tensor<3>, MixerState), MemoryError> {
     let state = state.map(L::State::try_from).transpose()?;
-    let (y, state) = layer.forward(x, state, offsets)?;
+    let (y, state) = layer.forward_shared(x, state, offsets, shared)?;
     Ok((y, state.into()))
 }
 
@@ -84,7 +122,8 @@ fn step<L: Layer>(
     layer: &L,
     x: Tensor<2>,
     state: MixerState,
+    shared: &mut Shared,
 ) -> Result<(Tensor<2>, MixerState), MemoryError> {
-    let (y, state) = layer.step(x, L::State::try_from(state)?)?;
+    let (y, state) = layer.step_shared(x, L::State::try_from(state)?, shared)?;
     Ok((y, state.into()))
 }

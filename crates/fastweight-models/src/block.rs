@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::{Device, Tensor};
-use fastweight_memory::{MemoryError, Mixer, MixerState, RmsNorm, linear};
+use fastweight_memory::{MemoryError, Mixer, MixerState, RmsNorm, Shared, linear};
 use fastweight_ops::activation::swiglu;
 use fastweight_ops::{Offsets, OpError};
 
@@ -51,7 +51,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// Reads `x [B, T, width]`; returns `[B, T, width]` and the mixer's state after it.
+    /// Reads `x [B, T, width]`; returns `[B, T, width]` and the mixer's state after it. `shared` goes from block to block.
     ///
     /// # Errors
     /// An input, state or offsets that do not fit.
@@ -60,8 +60,10 @@ impl Block {
         x: Tensor<3>,
         state: Option<MixerState>,
         offsets: Option<&Offsets>,
+        shared: &mut Shared,
     ) -> Result<(Tensor<3>, MixerState), MemoryError> {
-        let (mixed, state) = self.mixer.forward(self.mixer_norm.forward(x.clone())?, state, offsets)?;
+        let normed = self.mixer_norm.forward(x.clone())?;
+        let (mixed, state) = self.mixer.forward_shared(normed, state, offsets, shared)?;
         Ok((self.mlp(x + mixed)?, state))
     }
 
@@ -69,8 +71,13 @@ impl Block {
     ///
     /// # Errors
     /// An input or state that does not fit.
-    pub fn step(&self, x: Tensor<2>, state: MixerState) -> Result<(Tensor<2>, MixerState), MemoryError> {
-        let (mixed, state) = self.mixer.step(self.mixer_norm.forward(x.clone())?, state)?;
+    pub fn step(
+        &self,
+        x: Tensor<2>,
+        state: MixerState,
+        shared: &mut Shared,
+    ) -> Result<(Tensor<2>, MixerState), MemoryError> {
+        let (mixed, state) = self.mixer.step_shared(self.mixer_norm.forward(x.clone())?, state, shared)?;
         Ok((self.mlp(x + mixed)?, state))
     }
 

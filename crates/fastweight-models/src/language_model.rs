@@ -6,7 +6,7 @@ use burn::tensor::module::{embedding, linear as affine};
 use burn::tensor::{Device, Int, Tensor};
 use fastweight_memory::init::placeholder;
 use fastweight_memory::parameters::{self, ParameterInfo};
-use fastweight_memory::{MemoryError, RmsNorm, State};
+use fastweight_memory::{MemoryError, RmsNorm, Shared, State};
 use fastweight_ops::{Offsets, is_flex};
 
 use crate::{Block, ModelConfig, ModelError, ModelState};
@@ -90,9 +90,10 @@ impl LanguageModel {
             }
         };
         let mut x = embedding(self.embedding.weight.val(), tokens);
-        let mut layers = Vec::with_capacity(self.blocks.len());
+        let (mut layers, mut shared) = (Vec::with_capacity(self.blocks.len()), Shared::default());
         for (layer, (block, state)) in self.blocks.iter().zip(states).enumerate() {
-            let (y, state) = block.forward(x, state, offsets).map_err(|e| layer_error(layer, e))?;
+            let (y, state) =
+                block.forward(x, state, offsets, &mut shared).map_err(|e| layer_error(layer, e))?;
             x = y;
             layers.push(state);
         }
@@ -120,9 +121,9 @@ impl LanguageModel {
         self.check_tokens(&tokens)?;
         self.check_state(&state)?;
         let mut x = embedding(self.embedding.weight.val(), tokens).squeeze_dim::<2>(1);
-        let mut layers = Vec::with_capacity(self.blocks.len());
+        let (mut layers, mut shared) = (Vec::with_capacity(self.blocks.len()), Shared::default());
         for (layer, (block, state)) in self.blocks.iter().zip(state.layers).enumerate() {
-            let (y, state) = block.step(x, state).map_err(|e| layer_error(layer, e))?;
+            let (y, state) = block.step(x, state, &mut shared).map_err(|e| layer_error(layer, e))?;
             x = y;
             layers.push(state);
         }

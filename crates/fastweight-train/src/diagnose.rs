@@ -2,7 +2,7 @@
 
 use burn::tensor::module::embedding;
 use burn::tensor::{Int, Tensor, TensorData};
-use fastweight_memory::{MemoryError, parameters};
+use fastweight_memory::{MemoryError, Shared, parameters};
 use fastweight_models::{LanguageModel, ModelError};
 use fastweight_ops::OpError;
 
@@ -14,9 +14,10 @@ pub(crate) fn first_non_finite(model: &LanguageModel, tokens: Tensor<2, Int>) ->
         return Ok(format!("the parameter {name}"));
     }
     let mut x = embedding(model.embedding.weight.val(), tokens);
+    let mut shared = Shared::default();
     for (layer, block) in model.blocks.iter().enumerate() {
         let normed = block.mixer_norm.forward(x.clone()).map_err(MemoryError::from)?;
-        let mixed = match block.mixer.forward(normed, None, None) {
+        let mixed = match block.mixer.forward_shared(normed, None, None, &mut shared.clone()) {
             Ok((mixed, _)) => mixed,
             Err(MemoryError::Operator(OpError::Gate { .. })) => return Ok(gate_of(layer)),
             Err(error) => return Err(error.into()),
@@ -24,7 +25,7 @@ pub(crate) fn first_non_finite(model: &LanguageModel, tokens: Tensor<2, Int>) ->
         if !is_finite(&mixed) {
             return Ok(format!("the output of the mixer of layer {layer}"));
         }
-        x = block.forward(x, None, None)?.0;
+        x = block.forward(x, None, None, &mut shared)?.0;
         if !is_finite(&x) {
             return Ok(format!("the output of the MLP of layer {layer}"));
         }

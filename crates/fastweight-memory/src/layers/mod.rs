@@ -10,6 +10,7 @@ mod linear_attention;
 mod mamba2;
 mod retnet;
 mod rule;
+mod rwkv7;
 mod softmax_attention;
 
 pub use delta_net::{DeltaNet, DeltaNetConfig};
@@ -20,6 +21,7 @@ pub use linear_attention::{LinearAttention, LinearAttentionConfig};
 pub use mamba2::{Mamba2, Mamba2Config};
 pub use retnet::{RetNet, RetNetConfig};
 pub use rule::{RuleConfig, RuleMemory};
+pub use rwkv7::{LowRank, Rwkv7, Rwkv7Config, ShiftMix};
 pub use softmax_attention::{SoftmaxAttention, SoftmaxAttentionConfig};
 
 use burn::module::Module;
@@ -32,7 +34,7 @@ use serde::de::DeserializeOwned;
 
 use crate::init::initialise;
 use crate::projection::QkvSizes;
-use crate::{LayerContext, MatrixState, MemoryError, MixerState, State, StateSize};
+use crate::{LayerContext, MatrixState, MemoryError, MixerState, Shared, State, StateSize};
 
 /// Options of a layer, as recipes write them; together with a [`LayerContext`] they make the layer.
 pub trait LayerConfig: Clone + Default + Serialize + DeserializeOwned {
@@ -94,6 +96,33 @@ pub trait Layer: Module {
     /// # Errors
     /// An input or state that does not fit.
     fn step(&self, x: Tensor<2>, state: Self::State) -> Result<(Tensor<2>, Self::State), MemoryError>;
+
+    /// As [`Layer::forward`], inside a model whose layers share something: see [`Shared`].
+    ///
+    /// # Errors
+    /// Those of [`Layer::forward`].
+    fn forward_shared(
+        &self,
+        x: Tensor<3>,
+        state: Option<Self::State>,
+        offsets: Option<&Offsets>,
+        _shared: &mut Shared,
+    ) -> Result<(Tensor<3>, Self::State), MemoryError> {
+        self.forward(x, state, offsets)
+    }
+
+    /// As [`Layer::step`], inside a model whose layers share something: see [`Shared`].
+    ///
+    /// # Errors
+    /// Those of [`Layer::step`].
+    fn step_shared(
+        &self,
+        x: Tensor<2>,
+        state: Self::State,
+        _shared: &mut Shared,
+    ) -> Result<(Tensor<2>, Self::State), MemoryError> {
+        self.step(x, state)
+    }
 
     /// The state of `batch` sequences before their first token.
     fn zero_state(&self, batch: usize, device: &Device) -> Self::State;

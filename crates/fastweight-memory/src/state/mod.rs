@@ -4,12 +4,14 @@ mod kv;
 mod matrix;
 pub(crate) mod rows;
 mod rule;
+mod shifted;
 
 use burn::tensor::TensorData;
 
 pub use kv::KvState;
 pub use matrix::{ConvState, MatrixState, NormalisedState, RotaryState};
 pub use rule::RuleMemoryState;
+pub use shifted::ShiftedState;
 
 use crate::MemoryError;
 
@@ -71,6 +73,8 @@ pub enum MixerState {
     Kv(KvState),
     /// The memory of any rule: `rule`.
     Rule(RuleMemoryState),
+    /// A matrix memory and the last token: RWKV-7.
+    Shifted(ShiftedState),
 }
 
 macro_rules! each {
@@ -81,6 +85,7 @@ macro_rules! each {
             MixerState::Normalised($inner) => $result,
             MixerState::Kv($inner) => $result,
             MixerState::Rule($inner) => $result,
+            MixerState::Shifted($inner) => $result,
         }
     };
 }
@@ -94,6 +99,7 @@ impl MixerState {
             Self::Normalised(_) => "normalised matrix",
             Self::Kv(_) => "key-value",
             Self::Rule(_) => "rule",
+            Self::Shifted(_) => "token-shifted matrix",
         }
     }
 }
@@ -143,5 +149,6 @@ conversions!(
     Rotary RotaryState "rotary matrix",
     Normalised NormalisedState "normalised matrix",
     Kv KvState "key-value",
-    Rule RuleMemoryState "rule"
+    Rule RuleMemoryState "rule",
+    Shifted ShiftedState "token-shifted matrix"
 );

@@ -35,6 +35,8 @@ pub fn mixers() -> Vec<(&'static str, MixerConfig)> {
         "kind = 'delta_net'\nconv_width = 0\nallow_negative_eigenvalues = true",
         "kind = 'gated_delta_net'",
         "kind = 'gated_delta_net'\nconv_width = 0\nallow_negative_eigenvalues = true",
+        "kind = 'rwkv7'",
+        "kind = 'rwkv7'\ndecay_rank = 3\nrate_rank = 2\nvalue_rank = 1\ngate_rank = 5",
         "kind = 'rule'\nretention = 'scalar_decay'\nlearner = 'momentum'",
         "kind = 'rule'\nbias = 'huber'\nretention = 'kl'\nwindow = 2\nchunk = 3",
         "kind = 'rule'\nretention = 'bregman'\nlearner = 'proximal'\nconv_width = 0",
