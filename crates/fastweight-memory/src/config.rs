@@ -84,6 +84,11 @@ impl MixerConfig {
         each!(self, Layer, config => name(config))
     }
 
+    /// Width of the layer's short convolutions, 0 for none.
+    pub fn conv_width(&self) -> usize {
+        each!(self, Layer, config => config.conv_width)
+    }
+
     /// Checks the options against the layer's geometry.
     ///
     /// # Errors
@@ -128,7 +133,7 @@ impl MixerConfig {
 
     /// Whether no product of the layer's sizes overflows.
     fn is_countable(&self, ctx: &LayerContext, tokens: usize) -> bool {
-        let conv_width = each!(self, Layer, config => config.conv_width);
+        let conv_width = self.conv_width();
         let heads = match self {
             Self::SoftmaxAttention(config) => config.kv_heads.unwrap_or(ctx.heads),
             _ => ctx.heads,
