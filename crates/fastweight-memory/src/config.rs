@@ -88,6 +88,11 @@ impl MixerConfig {
         each!(self, Layer, config => name(config))
     }
 
+    /// Width of the layer's short convolutions, 0 for none.
+    pub fn conv_width(&self) -> usize {
+        each!(self, Layer, config => config.conv_width)
+    }
+
     /// Checks the options against the layer's geometry.
     ///
     /// # Errors

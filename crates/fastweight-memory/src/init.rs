@@ -24,7 +24,26 @@ pub fn placeholder<const D: usize>(shape: [usize; D], device: &burn::tensor::Dev
     )
 }
 
-/// Draws every float parameter of `module` afresh and gives it an identity that depends on its name only.
+/// A parameter `[H]` of step sizes with the given softplus, even in the logarithm over `[smallest, largest)`, smallest
+/// first. [`initialise`] leaves it as it is.
+pub fn step_sizes(
+    heads: usize,
+    [smallest, largest]: [f64; 2],
+    device: &burn::tensor::Device,
+) -> Param<Tensor<1>> {
+    let values = TensorData::new(step_size_bias(heads, smallest, largest), [heads]);
+    Param::initialized(ParamId::new(), Tensor::from_data(values, device)).set_require_grad(true)
+}
+
+/// `softplus^-1(dt)`, dt even in the logarithm over `[smallest, largest)`.
+fn step_size_bias(heads: usize, smallest: f64, largest: f64) -> Vec<f32> {
+    spread(heads, |part| {
+        let dt = (smallest.ln() + part * (largest / smallest).ln()).exp();
+        dt + (-(-dt).exp_m1()).ln()
+    })
+}
+
+/// Draws every float parameter of `module` that has no value yet and gives each it an identity that depends on its name only.
 ///
 /// `layers` is the depth of the model: maps that write to the residual stream (`o`, `down`) are divided by
 /// `sqrt(2 * layers)`. What a parameter is follows from its name:
@@ -36,7 +55,7 @@ pub fn placeholder<const D: usize>(shape: [usize; D], device: &burn::tensor::Dev
 /// | `start_in`, `start_out` (`[heads, inputs, outputs]`) | normal, standard deviation `1 / sqrt(inputs)` |
 /// | `conv` | uniform in `+-1 / sqrt(width)` |
 /// | `a_log` | `ln A`, A even over [1, 16), the range of Mamba-2 and Gated DeltaNet |
-/// | `dt_bias` | `softplus^-1(dt)`, dt even in the logarithm over [0.001, 0.1) |
+/// | `dt_bias` | `softplus^-1(dt)`, dt even in the logarithm over [0.001, 0.1), unless the layer chose it ([`step_sizes`]) |
 /// | norms, `d_skip` | 1 |
 /// | RWKV-7's `shift`, `start`, `removal`, `replacement`, `bonus`, `lora_a`, `lora_b`, `norm_shift` | as RWKV-LM starts them, see `rwkv7_start` |
 ///
@@ -54,8 +73,12 @@ pub fn initialise<M: Module>(module: M, seed: u64, layers: usize) -> M {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
             let name = self.0.name();
             let shape = param.lazy_shape().to_vec();
-            let values = draw(&name, &shape, self.1, self.2);
-            replace(param, ParamId::from(name_hash(&name)), TensorData::new(values, shape))
+            let values = if param.is_initialized() {
+                param.val().to_data()
+            } else {
+                TensorData::new(draw(&name, &shape, self.1, self.2), shape)
+            };
+            replace(param, ParamId::from(name_hash(&name)), values)
         }
     }
     module.map(&mut Initialiser(PathTracker::default(), seed, layers))
@@ -74,10 +97,7 @@ fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
     }
     match (leaf, parent) {
         ("a_log", _) => spread(count, |part| (1.0 + 15.0 * part).ln()),
-        ("dt_bias", _) => spread(count, |part| {
-            let dt = (1e-3f64.ln() + part * (0.1f64 / 1e-3).ln()).exp();
-            dt + (-(-dt).exp_m1()).ln()
-        }),
+        ("dt_bias", _) => step_size_bias(count, 1e-3, 0.1),
         ("conv", _) => {
             let bound = 1.0 / (shape[shape.len() - 1] as f64).sqrt();
             fill(&mut |s| bound * (2.0 * s.uniform() - 1.0))

@@ -38,7 +38,8 @@ fn every_preset_runs_and_holds_the_bytes_of_its_ledger() {
             assert_eq!(layer.bytes(), bytes.size.total(), "{name}, layer {}", bytes.layer);
         }
         let (_, state) = model.step(tokens(&device, 1).squeeze_dim(1), state).unwrap();
-        assert_eq!(state.bytes(), config.state_bytes(8).total(), "{name}");
+        assert!(state.bytes() >= config.state_bytes(8).total(), "{name}");
+        assert_eq!(state.select(&[0]).unwrap().bytes(), config.state_bytes(8).total(), "{name}");
         let grows = config.state_bytes(1000).growing() > config.state_bytes(10).growing();
         assert_eq!(grows, config.state_grows(), "{name}");
     }

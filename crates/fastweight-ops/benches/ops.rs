@@ -1,17 +1,18 @@
-//! Speed of the fused kernels at batch 4, 2048 tokens, 4 heads, keys and values of 64, and of one token for
-//! 64 sessions. `cargo bench -p fastweight-ops --bench ops -- FILTER`.
+//! Speed of the fused kernels at batch 4, 2048 tokens, 4 heads, keys and values of 64, and of one token for 64
+//! sessions: the figures of `docs/speed.md`. About 4 minutes in all: `cargo bench --workspace --bench ops -- FILTER`.
 
 use std::hint::black_box;
 use std::time::Duration;
 
+use burn::tensor::{Device, Tensor, TensorData};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use fastweight_ops::delta::cpu::{self as delta, FusedDelta};
 use fastweight_ops::fused::FusedOp;
 use fastweight_ops::kernel::{Dims, InstructionSet, with_instruction_set};
 use fastweight_ops::linear::cpu::{self as linear, FusedLinear, GateKind};
 use fastweight_ops::normalised_linear::cpu::{self as normalised, FusedNormalisedLinear};
-use fastweight_ops::softmax::Sizes;
 use fastweight_ops::softmax::cpu::FusedSoftmax;
+use fastweight_ops::softmax::{KvCache, Sizes, SoftmaxOptions, softmax_attention};
 use rayon::prelude::*;
 
 /// Numbers in `[-1, 1)`, the same every run.
@@ -70,24 +71,23 @@ fn linear_inputs(d: &Dims, gate: Vec<f32>) -> Vec<Vec<f32>> {
     inputs
 }
 
-fn normalised_inputs(d: &Dims) -> Vec<Vec<f32>> {
+fn normalised_inputs(d: &Dims, gate: Vec<f32>) -> Vec<Vec<f32>> {
     let mut inputs = linear_inputs(d, vec![]);
     inputs[3].iter_mut().for_each(|x| *x = x.abs());
     inputs.push(numbers(d.batch * d.heads * d.key, 7).iter().map(|x| x.abs()).collect());
-    inputs.push(gates(tokens(d), 0.1));
+    if !gate.is_empty() {
+        inputs.push(gate);
+    }
     inputs
 }
 
-/// Softmax attention of these sizes, with that many cached entries in each row.
-fn softmax(d: &Dims, groups: usize, window: usize, cached: usize) -> (FusedSoftmax, Vec<Vec<f32>>) {
+/// Softmax attention of these sizes.
+fn softmax(d: &Dims, groups: usize, window: usize) -> (FusedSoftmax, Vec<Vec<f32>>) {
     let Dims { batch, time, heads, key, value, scale, .. } = *d;
-    let cache = (cached, vec![cached; batch]);
+    let cache = (0, vec![0; batch]);
     let sizes = Sizes { batch, time, heads, groups, key, value, scale, window, offsets: None, cache };
-    let (new, held) = (batch * time * groups, batch * cached * groups);
-    let mut inputs = vec![numbers(tokens(d) * key, 1), numbers(new * key, 2), numbers(new * value, 3)];
-    if cached > 0 {
-        inputs.extend([numbers(held * key, 4), numbers(held * value, 5)]);
-    }
+    let new = batch * time * groups;
+    let inputs = vec![numbers(tokens(d) * key, 1), numbers(new * key, 2), numbers(new * value, 3)];
     (FusedSoftmax { sizes }, inputs)
 }
 
@@ -111,36 +111,49 @@ fn sequence(c: &mut Criterion, name: &str, op: &dyn FusedOp, inputs: &[Vec<f32>]
     });
 }
 
-fn sequences(c: &mut Criterion) {
+/// Strengths of the gates; a log gate of -60 forgets everything.
+const GATES: [(&str, f32); 2] = [("weak", 0.1), ("strong", 60.0)];
+
+/// Every operator, on the best instruction set.
+fn operators(c: &mut Criterion) {
+    let d = dims(4, 2048, 4, 64, 64);
+    let n = tokens(&d);
+    let delta = FusedDelta { dims: d.clone(), gated: false };
+    sequence(c, "delta", &delta, &delta_inputs(&d, 0.1)[..5]);
+    let linear = |kind| FusedLinear { dims: d.clone(), gate: kind };
+    sequence(c, "linear", &linear(GateKind::None), &linear_inputs(&d, vec![]));
+    let normalised = |gated| FusedNormalisedLinear { dims: d.clone(), gated };
+    sequence(c, "elu1_linear", &normalised(false), &normalised_inputs(&d, vec![]));
+    for (name, strength) in GATES {
+        let delta = FusedDelta { dims: d.clone(), gated: true };
+        sequence(c, &format!("gated_delta/{name}"), &delta, &delta_inputs(&d, strength));
+        for (operator, kind, count) in
+            [("linear_per_head", GateKind::PerHead, 4), ("linear_per_token", GateKind::PerToken, n)]
+        {
+            let inputs = linear_inputs(&d, gates(count, strength));
+            sequence(c, &format!("{operator}/{name}"), &linear(kind), &inputs);
+        }
+        let inputs = normalised_inputs(&d, gates(n, strength));
+        sequence(c, &format!("elu1_linear_per_token/{name}"), &normalised(true), &inputs);
+    }
+    for (name, groups, window) in
+        [("softmax", 4, usize::MAX), ("softmax_grouped", 1, usize::MAX), ("softmax_window_256", 4, 256)]
+    {
+        let (op, inputs) = softmax(&d, groups, window);
+        sequence(c, name, &op, &inputs);
+    }
+}
+
+/// Instruction sets, head sizes, and one head for all threads.
+fn shapes(c: &mut Criterion) {
     let standard = dims(4, 2048, 4, 64, 64);
     for set in InstructionSet::available() {
         with_instruction_set(set, || {
             let set = format!("{set:?}").to_lowercase();
             let delta = FusedDelta { dims: standard.clone(), gated: true };
-            for (gates, strength) in [("weak", 0.1), ("strong", 60.0)] {
-                let inputs = delta_inputs(&standard, strength);
-                sequence(c, &format!("gated_delta/{set}/{gates}"), &delta, &inputs);
-            }
-            let delta = FusedDelta { gated: false, ..delta };
-            sequence(c, &format!("delta/{set}"), &delta, &delta_inputs(&standard, 0.1)[..5]);
-            for (name, kind, gate) in [
-                ("linear", GateKind::None, vec![]),
-                ("linear_per_head", GateKind::PerHead, gates(4, 0.1)),
-                ("linear_per_token", GateKind::PerToken, gates(tokens(&standard), 0.1)),
-            ] {
-                let op = FusedLinear { dims: standard.clone(), gate: kind };
-                sequence(c, &format!("{name}/{set}"), &op, &linear_inputs(&standard, gate));
-            }
-            let op = FusedNormalisedLinear { dims: standard.clone(), gated: true };
-            sequence(c, &format!("normalised_linear/{set}"), &op, &normalised_inputs(&standard));
-            for (name, groups, window) in [
-                ("softmax", 4, usize::MAX),
-                ("softmax_grouped", 1, usize::MAX),
-                ("softmax_window_256", 4, 256),
-            ] {
-                let (op, inputs) = softmax(&standard, groups, window, 0);
-                sequence(c, &format!("{name}/{set}"), &op, &inputs);
-            }
+            sequence(c, &format!("gated_delta/{set}"), &delta, &delta_inputs(&standard, 0.1));
+            let (op, inputs) = softmax(&standard, 4, usize::MAX);
+            sequence(c, &format!("softmax/{set}"), &op, &inputs);
         });
     }
     for (key, value) in [(20, 20), (60, 60), (128, 128), (128, 64)] {
@@ -169,29 +182,60 @@ fn steps(c: &mut Criterion) {
         });
     });
     let inputs = delta_inputs(&d, 0.1);
+    let (q, k, v, beta) = (&inputs[0], &inputs[1], &inputs[2], &inputs[3]);
+    let mut z = vec![1.0; 64 * 4 * 64];
     let mut out = vec![0.0; 64 * 4 * 64];
-    for set in InstructionSet::available() {
-        with_instruction_set(set, || {
-            let set = format!("{set:?}").to_lowercase();
-            let (q, k, v, beta, gate) = (&inputs[0], &inputs[1], &inputs[2], &inputs[3], &inputs[5]);
-            group.bench_function(format!("gated_delta/{set}"), |b| {
-                b.iter(|| delta::step(&d, &mut state, q, k, v, beta, Some(gate), black_box(&mut out)));
-            });
-            group.bench_function(format!("linear_per_token/{set}"), |b| {
-                b.iter(|| linear::step(&d, &mut state, q, k, v, Some(gate), black_box(&mut out)));
-            });
-            let mut z = vec![1.0; 64 * 4 * 64];
-            group.bench_function(format!("normalised_linear/{set}"), |b| {
-                b.iter(|| {
-                    normalised::step(&d, &mut state, &mut z, q, k, v, Some(gate), black_box(&mut out));
-                });
-            });
+    for (name, gate) in [("", None), ("_gated", Some(inputs[5].as_slice()))] {
+        group.bench_function(format!("delta{name}"), |b| {
+            b.iter(|| delta::step(&d, &mut state, q, k, v, beta, gate, black_box(&mut out)));
+        });
+        group.bench_function(format!("linear{name}"), |b| {
+            b.iter(|| linear::step(&d, &mut state, q, k, v, gate, black_box(&mut out)));
+        });
+        group.bench_function(format!("elu1_linear{name}"), |b| {
+            b.iter(|| normalised::step(&d, &mut state, &mut z, q, k, v, gate, black_box(&mut out)));
         });
     }
-    let (op, inputs) = softmax(&d, 4, usize::MAX, 256);
-    let inputs: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
-    group.throughput(Throughput::Bytes(4 * inputs[3..].iter().map(|cache| cache.len() as u64).sum::<u64>()));
-    group.bench_function("softmax_256_cached", |b| b.iter(|| black_box(op.forward(&inputs, false))));
+    group.finish();
+}
+
+/// One token of softmax attention for a session with 4096 tokens in its cache: the attention alone, with the token
+/// appended in place, and with a longer copy made of the cache.
+fn decoding(c: &mut Criterion) {
+    let (device, tokens, reserve) = (Device::flex(), 4096, 512);
+    let random = |time: usize, seed| {
+        let data = TensorData::new(numbers(time * 4 * 64, seed), [1, time, 4, 64]);
+        Tensor::<4>::from_data(data, &device)
+    };
+    let [q, k, v] = [1, 2, 3].map(|seed| random(1, seed));
+    let cache = |extra: usize| {
+        let lengths = (extra > 0).then(|| vec![tokens]);
+        KvCache { k: random(tokens + extra, 4), v: random(tokens + extra, 5), lengths }
+    };
+    let attend = |cache: &KvCache| {
+        let options = SoftmaxOptions::default();
+        softmax_attention(q.clone(), k.clone(), v.clone(), Some(cache.clone()), &options)
+    };
+    let mut group = c.benchmark_group("softmax_step");
+    let held = cache(0);
+    group.bench_function("attention", |b| b.iter(|| black_box(attend(&held))));
+    let mut held = Some(cache(reserve));
+    group.bench_function("attention_and_append", |b| {
+        b.iter(|| {
+            // Back to the same length, so that every iteration does the same work; growth comes once in 544 tokens.
+            let cache = held.take().map(|cache| KvCache { lengths: Some(vec![tokens]), ..cache });
+            black_box(cache.as_ref().map(attend));
+            held = KvCache::append(cache, k.clone(), v.clone(), None, None).ok().flatten();
+        });
+    });
+    let held = cache(0);
+    group.bench_function("attention_and_copy", |b| {
+        b.iter(|| {
+            let joined = [(&held.k, &k), (&held.v, &v)]
+                .map(|(held, new)| Tensor::cat(vec![held.clone(), new.clone()], 1));
+            black_box((attend(&held), joined))
+        });
+    });
     group.finish();
 }
 
@@ -201,6 +245,6 @@ criterion_group! {
         .sample_size(20)
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_millis(1500));
-    targets = steps, sequences
+    targets = steps, decoding, operators, shapes
 }
 criterion_main!(ops);

@@ -106,6 +106,23 @@ fn faults_name_line_and_column_and_show_the_line() {
         ("name = \"delta\"", "name = \"delta\"\nheads = 5", 27, 1, &["heads is 5"]),
         ("\"softmax_attention\"", "{ kind = \"softmax_attention\", window = 0 }", 23, 41, &["window"]),
         (
+            "layers = 1",
+            "layers = 3\nmixers = [\n  \"delta_net\",\n  { kind = \"gated_delta_net\", conv_width = 4 },\n  \
+             { kind = \"mamba2\", conv_width = 1 },\n]\nnorm_eps = 1e-5\n[[models]]\nname = \"first\"\n#",
+            22,
+            22,
+            &["mamba2", "conv_width is 1", "22 |   { kind = \"mamba2\", conv_width = 1 },"],
+        ),
+        (
+            "mixers = [{ kind = \"delta_net\" }]",
+            "mixers = [{ kind = \"delta_net\", conv_width = 4 }, { conv_width = 2, kind = \"softmax_attention\", \
+             kv_heads = 3 }]\nlayers = 2\n# kv_heads = 3",
+            27,
+            94,
+            &["kv_heads is 3"],
+        ),
+        ("steps = 10", "steps = 10 # batch = 0\n\"batch\" = 0 #", 12, 1, &["at least 1 sequence"]),
+        (
             "\"softmax_attention\"",
             "\"softmax_attention\"]\npreset = \"delta_net-tin\" # [",
             24,

@@ -5,6 +5,7 @@ mod cli;
 mod commands;
 mod error;
 mod global;
+mod memory;
 mod output;
 mod progress;
 mod training;

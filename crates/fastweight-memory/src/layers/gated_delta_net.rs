@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::delta_net::read_delta;
 use super::{Layer, LayerConfig, matrix_size, sequence_options, zero_matrix};
-use crate::context::validate_conv;
-use crate::init::placeholder;
+use crate::context::{setting_error, validate_conv};
+use crate::init::{placeholder, step_sizes};
 use crate::projection::{
     Heads, Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads, merge_token, token,
 };
@@ -27,11 +27,16 @@ pub struct GatedDeltaNetConfig {
     pub conv_width: usize,
     /// Write strengths in (0, 2) instead of (0, 1): the state transition may have negative eigenvalues.
     pub allow_negative_eigenvalues: bool,
+    /// Smallest initial step size, of the slowest head: at the start a head's state decays by `exp(-A dt)` a
+    /// token, up to the input's part; A is spread over [1, 16).
+    pub dt_min: f64,
+    /// Largest initial step size.
+    pub dt_max: f64,
 }
 
 impl Default for GatedDeltaNetConfig {
     fn default() -> Self {
-        Self { conv_width: 4, allow_negative_eigenvalues: false }
+        Self { conv_width: 4, allow_negative_eigenvalues: false, dt_min: 1e-3, dt_max: 0.1 }
     }
 }
 
@@ -79,7 +84,17 @@ impl LayerConfig for GatedDeltaNetConfig {
 
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
         ctx.validate(NAME)?;
-        validate_conv(NAME, self.conv_width)
+        validate_conv(NAME, self.conv_width)?;
+        for (setting, dt) in [("dt_min", self.dt_min), ("dt_max", self.dt_max)] {
+            if !(1e-12..=1e3).contains(&dt) {
+                return Err(setting_error(NAME, setting, dt, "a step size in [1e-12, 1000], such as 0.001"));
+            }
+        }
+        if self.dt_max < self.dt_min {
+            let expected = format!("at least dt_min = {}", self.dt_min);
+            return Err(setting_error(NAME, "dt_max", self.dt_max, expected));
+        }
+        Ok(())
     }
 
     fn build(&self, ctx: &LayerContext, device: &Device) -> Result<GatedDeltaNet, MemoryError> {
@@ -91,7 +106,7 @@ impl LayerConfig for GatedDeltaNetConfig {
             v,
             beta: linear(ctx.width, ctx.heads, device),
             decay: linear(ctx.width, ctx.heads, device),
-            dt_bias: placeholder([ctx.heads], device),
+            dt_bias: step_sizes(ctx.heads, [self.dt_min, self.dt_max], device),
             a_log: placeholder([ctx.heads], device),
             gate: linear(ctx.width, ctx.value_width(), device),
             norm: RmsNorm::new(ctx.value_dim, ctx.norm_eps, device),

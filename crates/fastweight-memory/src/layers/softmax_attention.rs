@@ -58,6 +58,11 @@ impl SoftmaxAttentionConfig {
         self.kv_heads.unwrap_or(ctx.heads)
     }
 
+    /// Entries that the next token sees beside itself, where there is a window.
+    fn keep(&self) -> Option<usize> {
+        self.window.map(|window| window.saturating_sub(1))
+    }
+
     fn qkv(&self, ctx: &LayerContext) -> QkvSizes {
         QkvSizes::grouped(ctx, self.kv_heads(ctx), self.conv_width)
     }
@@ -106,7 +111,7 @@ impl LayerConfig for SoftmaxAttentionConfig {
     }
 
     fn state_size(&self, ctx: &LayerContext, tokens: usize) -> StateSize {
-        let held = self.window.map_or(tokens, |window| tokens.min(window.saturating_sub(1)));
+        let held = self.keep().map_or(tokens, |keep| tokens.min(keep));
         let entry = self.kv_heads(ctx) * (ctx.head_dim + ctx.value_dim);
         StateSize {
             fixed: self.qkv(ctx).conv_elements() * STATE_ELEMENT,
@@ -126,7 +131,7 @@ impl Layer for SoftmaxAttention {
     ) -> Result<(Tensor<3>, KvState), MemoryError> {
         check_sequence(NAME, self.ctx.width, &x, offsets, state.as_ref().map(State::batch))?;
         let sequences = offsets.map_or(x.dims()[0], Offsets::documents);
-        let mut state = state.unwrap_or_else(|| KvState::empty(sequences, None));
+        let mut state = state.unwrap_or_else(|| KvState::empty(sequences, self.config.keep(), None));
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
         let kv_heads = self.config.kv_heads(&self.ctx);
         let heads = qkv.forward(x, state.conv.take(), offsets, self.ctx.heads, kv_heads)?;
@@ -141,8 +146,7 @@ impl Layer for SoftmaxAttention {
             ..SoftmaxOptions::default()
         };
         let o = softmax_attention(q, k.clone(), heads.v.clone(), state.cache(), &options)?;
-        let keep = self.config.window.map(|window| window - 1);
-        let state = state.append(k, heads.v, offsets, keep, heads.conv);
+        let state = state.append(k, heads.v, offsets, heads.conv)?;
         Ok((self.o.forward(merge_heads(o)), state))
     }
 
@@ -153,6 +157,6 @@ impl Layer for SoftmaxAttention {
     }
 
     fn zero_state(&self, batch: usize, device: &Device) -> KvState {
-        KvState::empty(batch, self.config.qkv(&self.ctx).zero_conv(batch, device))
+        KvState::empty(batch, self.config.keep(), self.config.qkv(&self.ctx).zero_conv(batch, device))
     }
 }

@@ -1,21 +1,25 @@
 //! State of softmax attention: the keys and values it may still look at.
 
 use burn::tensor::{Tensor, TensorData};
-use fastweight_ops::Offsets;
 use fastweight_ops::softmax::KvCache;
+use fastweight_ops::{Offsets, OpError};
 
 use super::{ConvState, State, rows};
 use crate::MemoryError;
 
 /// Keys and values of the tokens read, one entry per token (the last `window - 1` with a window).
 ///
-/// Rows may hold different numbers of entries; the tensors are exactly as long as the longest row.
+/// Rows may hold different numbers of entries. Where tokens are read one by one on the CPU the tensors have room for
+/// an eighth more entries and 32, so that a token is written in place; [`State::bytes`] counts that room, and a
+/// [`State::select`]ed or cleared state has none.
 #[derive(Debug, Clone)]
 pub struct KvState {
     /// Keys `[N, P, kv heads, K]`, already rotated, and values `[N, P, kv heads, V]`; none while P is 0.
     pub entries: Option<(Tensor<4>, Tensor<4>)>,
     /// Valid entries of each row, counted from its first. Held on the host, not counted in bytes.
     pub lengths: Vec<usize>,
+    /// Entries of a row that its next token may look at, the last ones; all when absent.
+    pub keep: Option<usize>,
     /// Tokens read by each row: the position of its next token. Held on the host, not counted in bytes.
     pub positions: Vec<usize>,
     /// The convolutions' states, if the layer has convolutions.
@@ -24,8 +28,8 @@ pub struct KvState {
 
 impl KvState {
     /// Nothing read yet, in any of `batch` rows.
-    pub fn empty(batch: usize, conv: Option<ConvState>) -> Self {
-        Self { entries: None, lengths: vec![0; batch], positions: vec![0; batch], conv }
+    pub fn empty(batch: usize, keep: Option<usize>, conv: Option<ConvState>) -> Self {
+        Self { entries: None, lengths: vec![0; batch], keep, positions: vec![0; batch], conv }
     }
 
     /// The entries as the attention operator reads them.
@@ -36,102 +40,37 @@ impl KvState {
         Some(KvCache { k, v, lengths: (!full).then(|| self.lengths.clone()) })
     }
 
-    /// The state after `k [B, T, G, K]` and `v [B, T, G, V]` were read (documents of one row, with offsets);
-    /// no more than `keep` entries stay in a row.
+    /// The state after `k [B, T, G, K]` and `v [B, T, G, V]` were read (documents of one row, with offsets).
     pub(crate) fn append(
-        self,
+        mut self,
         k: Tensor<4>,
         v: Tensor<4>,
         offsets: Option<&Offsets>,
-        keep: Option<usize>,
         conv: Option<ConvState>,
-    ) -> Self {
+    ) -> Result<Self, OpError> {
         let time = k.dims()[1];
         let new: Vec<usize> = match offsets {
             Some(offsets) => offsets.ranges().map(|range| range.len()).collect(),
             None => vec![time; self.lengths.len()],
         };
-        let keep = keep.unwrap_or(usize::MAX);
-        let lengths: Vec<usize> =
-            self.lengths.iter().zip(&new).map(|(held, new)| (held + new).min(keep)).collect();
         let positions = self.positions.iter().zip(&new).map(|(position, new)| position + new).collect();
-        let held = self.entries.as_ref().map_or(0, |(k, _)| k.dims()[1]);
-        let even = offsets.is_none() && self.lengths.iter().all(|length| *length == held);
-        let longest = lengths.iter().max().copied().unwrap_or(0);
-        let (old_k, old_v) = self.entries.unzip();
-        let entries = (longest > 0).then(|| {
-            let join = |old: Option<Tensor<4>>, new: Tensor<4>| {
-                if even {
-                    last(old.into_iter().chain([new]).collect(), longest)
-                } else {
-                    ragged(old, &self.lengths, new, offsets, &lengths, longest)
-                }
-            };
-            (join(old_k, k), join(old_v, v))
-        });
-        Self { entries, lengths, positions, conv }
+        let held = self.cache();
+        self.entries = None;
+        let cache = KvCache::append(held, k, v, offsets, self.keep)?;
+        Ok(Self { positions, conv, ..self.with(cache) })
     }
 
-    /// Shortens the tensors to the longest row.
-    fn trim(mut self) -> Self {
-        let longest = self.lengths.iter().max().copied().unwrap_or(0);
-        self.entries = self.entries.filter(|_| longest > 0).map(|(k, v)| {
-            if k.dims()[1] == longest {
-                (k, v)
-            } else {
-                (rows::gather(&k, 1, 0..longest), rows::gather(&v, 1, 0..longest))
-            }
-        });
-        self
+    /// The same rows with these entries.
+    fn with(self, cache: Option<KvCache>) -> Self {
+        let lengths = cache.as_ref().map_or_else(|| vec![0; self.lengths.len()], KvCache::valid);
+        Self { entries: cache.map(|cache| (cache.k, cache.v)), lengths, ..self }
     }
-}
 
-/// The last `count` entries of `parts [N, P, G, D]` joined along P, in storage of their own.
-fn last(mut parts: Vec<Tensor<4>>, count: usize) -> Tensor<4> {
-    let total: usize = parts.iter().map(|part| part.dims()[1]).sum();
-    if total > count {
-        let mut skip = total - count;
-        parts.retain_mut(|part| {
-            let length = part.dims()[1];
-            let dropped = skip.min(length);
-            skip -= dropped;
-            if dropped > 0 && dropped < length {
-                *part = rows::gather(part, 1, dropped..length);
-            }
-            dropped < length
-        });
+    /// The entries that a next token may look at, in storage of exactly their size.
+    fn compact(self) -> Self {
+        let cache = self.cache().and_then(|cache| cache.compact(self.keep));
+        self.with(cache)
     }
-    if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 1) }
-}
-
-/// Row by row: the row's old entries, then its new tokens, cut to `lengths` and filled up with zeros.
-fn ragged(
-    old: Option<Tensor<4>>,
-    old_lengths: &[usize],
-    new: Tensor<4>,
-    offsets: Option<&Offsets>,
-    lengths: &[usize],
-    longest: usize,
-) -> Tensor<4> {
-    let [_, time, groups, width] = new.dims();
-    let ranges: Vec<_> = match offsets {
-        Some(offsets) => offsets.ranges().map(|range| (0, range)).collect(),
-        None => (0..lengths.len()).map(|row| (row, 0..time)).collect(),
-    };
-    let one_row = |row: usize| {
-        let (source, range) = ranges[row].clone();
-        let held = old.clone().filter(|_| old_lengths[row] > 0);
-        let held = held.map(|old| old.narrow(0, row, 1).narrow(1, 0, old_lengths[row]));
-        let fresh = new.clone().narrow(0, source, 1);
-        let fresh = (!range.is_empty()).then(|| fresh.narrow(1, range.start, range.len()));
-        let fill = longest - lengths[row];
-        let fill = (fill > 0).then(|| Tensor::zeros([1, fill, groups, width], (&new.device(), new.dtype())));
-        let parts: Vec<_> = held.into_iter().chain(fresh).collect();
-        let valid = (lengths[row] > 0).then(|| last(parts, lengths[row]));
-        let parts: Vec<_> = valid.into_iter().chain(fill).collect();
-        Tensor::cat(parts, 1)
-    };
-    Tensor::cat((0..lengths.len()).map(one_row).collect(), 0)
 }
 
 impl State for KvState {
@@ -150,7 +89,8 @@ impl State for KvState {
             (rows::gather(k, 0, rows()), rows::gather(v, 0, rows()))
         });
         let conv = self.conv.as_ref().map(|conv| conv.select(selected)).transpose()?;
-        Ok(Self { entries, lengths: pick(&self.lengths), positions: pick(&self.positions), conv }.trim())
+        let (lengths, positions) = (pick(&self.lengths), pick(&self.positions));
+        Ok(Self { entries, lengths, keep: self.keep, positions, conv }.compact())
     }
     fn clear(mut self, cleared: &[usize]) -> Result<Self, MemoryError> {
         rows::check(cleared, self.batch())?;
@@ -160,7 +100,7 @@ impl State for KvState {
         }
         self.entries = self.entries.map(|(k, v)| (rows::zero(k, cleared), rows::zero(v, cleared)));
         self.conv = self.conv.map(|conv| conv.clear(cleared)).transpose()?;
-        Ok(self.trim())
+        Ok(self.compact())
     }
     fn detach(self) -> Self {
         let entries = self.entries.map(|(k, v)| (k.detach(), v.detach()));
@@ -168,11 +108,13 @@ impl State for KvState {
     }
     fn named_tensors(&self) -> Vec<(String, TensorData)> {
         let mut named = Vec::new();
-        if let Some((k, v)) = &self.entries {
-            named.push(("keys".to_owned(), k.to_data()));
-            named.push(("values".to_owned(), v.to_data()));
+        let cache = self.cache().and_then(|cache| cache.compact(self.keep));
+        let lengths = cache.as_ref().map_or_else(|| vec![0; self.batch()], KvCache::valid);
+        if let Some(cache) = cache {
+            named.push(("keys".to_owned(), cache.k.to_data()));
+            named.push(("values".to_owned(), cache.v.to_data()));
         }
-        named.push(("lengths".to_owned(), rows::counters(&self.lengths)));
+        named.push(("lengths".to_owned(), rows::counters(&lengths)));
         named.push(("positions".to_owned(), rows::counters(&self.positions)));
         named.extend(self.conv.iter().flat_map(State::named_tensors));
         named

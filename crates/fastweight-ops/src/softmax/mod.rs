@@ -3,6 +3,7 @@
 //! Optional sliding window, grouped query heads, a cache of earlier keys and values, packed documents.
 //! Source: Vaswani et al. 2017 (1706.03762); grouped heads: Ainslie et al. 2023 (2305.13245).
 
+mod append;
 mod cache;
 pub mod composed;
 pub mod cpu;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
+pub use append::reserved;
 pub use cache::KvCache;
 
 use crate::check::Arguments;
@@ -67,7 +69,7 @@ pub struct Sizes {
 ///
 /// `q [B, T, H, K]`, `k [B, T, G, K]`, `v [B, T, G, V]` with `H` a multiple of `G`; query head `h` reads key
 /// head `h / (H / G)`. The cache holds what came before token 0 of each row (of each document, with
-/// offsets). Returns `o [B, T, H, V]`. The caller extends the cache.
+/// offsets). Returns `o [B, T, H, V]`. [`KvCache::append`] extends the cache.
 ///
 /// # Errors
 /// Shapes, offsets, cache lengths or a window of 0 that do not fit, each named.

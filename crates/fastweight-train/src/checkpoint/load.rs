@@ -32,6 +32,17 @@ pub struct Checkpoint {
 /// # Errors
 /// A file is missing, cut short or changed, or the format is newer than this program.
 pub fn load(folder: &Path) -> Result<Checkpoint, CheckpointError> {
+    let state = read_state(folder)?;
+    let read = |name: &str| -> Result<Vec<(String, TensorData)>, CheckpointError> {
+        let file = folder.join(name);
+        let bytes = verified(&file, state.files.get(name))?;
+        decode(&bytes).map_err(|reason| CheckpointError::Broken { file, reason })
+    };
+    Ok(Checkpoint { weights: read(WEIGHTS)?, moments: read(OPTIMIZER)?, folder: folder.to_path_buf(), state })
+}
+
+/// Where the run stood at a checkpoint, without reading its weights.
+fn read_state(folder: &Path) -> Result<RunState, CheckpointError> {
     let path = folder.join(STATE);
     let broken = |reason: String| CheckpointError::Broken { file: path.clone(), reason };
     let text = fs::read_to_string(&path).map_err(|error| broken(format!("cannot be read ({error})")))?;
@@ -47,12 +58,16 @@ pub fn load(folder: &Path) -> Result<Checkpoint, CheckpointError> {
     if !state.matches(&text) {
         return Err(broken("was changed after it was written (its checksum differs)".into()));
     }
-    let read = |name: &str| -> Result<Vec<(String, TensorData)>, CheckpointError> {
-        let file = folder.join(name);
-        let bytes = verified(&file, state.files.get(name))?;
-        decode(&bytes).map_err(|reason| CheckpointError::Broken { file, reason })
-    };
-    Ok(Checkpoint { weights: read(WEIGHTS)?, moments: read(OPTIMIZER)?, folder: folder.to_path_buf(), state })
+    Ok(state)
+}
+
+/// The state of the newest checkpoint of `run` whose state can be read, or of the checkpoint `run` is, without reading
+/// weights; none where there is none.
+pub fn peek(run: &Path) -> Option<RunState> {
+    if run.join(STATE).is_file() {
+        return read_state(run).ok();
+    }
+    list(run).iter().rev().find_map(|folder| read_state(folder).ok())
 }
 
 enum Version {

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::TensorData;
 use safetensors::tensor::{Dtype, TensorView};
 
-pub use load::{Checkpoint, load, newest};
+pub use load::{Checkpoint, load, newest, peek};
 pub(crate) use state::crc32;
 pub use state::{FileEntry, RunState, VERSION};
 

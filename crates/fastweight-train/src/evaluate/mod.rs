@@ -22,12 +22,12 @@ use crate::error::TrainError;
 use crate::task::{Metric, Task, TextTask};
 use crate::trainer::{scored_logits, token_tensor};
 
-/// Rows of an evaluation batch.
-const ROWS: usize = 64;
+/// Rows of an evaluation batch of recall.
+pub const ROWS: usize = 64;
 /// Seed of recall's evaluation data, the same for every model.
 const EVALUATION_SEED: u64 = 0;
-/// Parts of the held-out text that are read side by side.
-const LANES: usize = 16;
+/// Most parts of the held-out text that are read side by side.
+pub const LANES: usize = 16;
 
 /// How well a model does.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -281,9 +281,10 @@ impl ModelRecipe {
                     if setting == "mlp_hidden" && self.mlp_hidden.is_none() { "width" } else { setting };
                 fault(key, format!("{setting} is {found}, expected {expected}"))
             }
-            Err(error @ ModelError::Layer { source: MemoryError::Setting { setting, .. }, .. }) => {
+            Err(error @ ModelError::Layer { layer, source: MemoryError::Setting { setting, .. }, .. }) => {
                 let key = if setting == "head_dim" && self.head_dim.is_none() { "heads" } else { setting };
-                Err(Fault { inside: Some("mixers"), ..Fault::new(section, key, error.to_string()) })
+                let mixer = Some(layer % config.mixers.len().max(1));
+                Err(Fault { mixer, ..Fault::new(section, key, error.to_string()) })
             }
             Err(error) => fault("mixers", error.to_string()),
         }

@@ -9,7 +9,8 @@ use fastweight::ops::OpError;
 use fastweight::ops::kernel::InstructionSet;
 use serde::Serialize;
 
-use crate::commands::limits::{self, Part};
+use crate::commands::footprint::{self, Part};
+use crate::commands::limits;
 use crate::error::CommandError;
 use crate::global::Global;
 use crate::output;
@@ -167,12 +168,12 @@ fn needed(shape: &Shape) -> [Part; 2] {
     let sequences = 2.0 * numbers(&[batch, time, heads, 2 * key + value]);
     let cache = numbers(&[sessions, time, heads, key + value]);
     let states =
-        limits::chunk_states(batch, time, heads, key, value) + numbers(&[2, sessions, heads, key, value]);
+        footprint::chunk_states(batch, time, heads, key, value) + numbers(&[2, sessions, heads, key, value]);
     [
         Part { name: "sequences", bytes: sequences.max(cache), lower: "batch, time, sessions or heads" },
         Part {
             name: "matrix states",
-            bytes: states + limits::workspace(key, value),
+            bytes: states + footprint::workspace(key, value),
             lower: "key, value, heads or sessions (choose smaller sizes)",
         },
     ]

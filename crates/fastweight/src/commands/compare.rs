@@ -57,7 +57,8 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     if args.quick {
         folder.as_mut_os_string().push("-quick");
         recipe = recipe.quick().map_err(CommandError::train)?;
-        limits::check(&recipe)?;
+        limits::check_sizes(&recipe)?;
+        limits::check(&recipe, args.data.as_deref())?;
         if let Some(seed) = global.seed {
             recipe = recipe.with_seed(seed);
         }

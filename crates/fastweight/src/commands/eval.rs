@@ -10,7 +10,8 @@ use fastweight::train::recipe::{TaskKind, TaskRecipe};
 use fastweight::train::run::{self, Loaded};
 use serde_json::json;
 
-use crate::commands::train::{load, refuse_data};
+use crate::commands::train::{read, refuse_data};
+use crate::commands::{footprint, limits};
 use crate::error::CommandError;
 use crate::global::Global;
 use crate::output;
@@ -53,6 +54,7 @@ const RECALL_BATCHES: usize = 16;
 /// A run, recipe or text that cannot be loaded; a task with other tokens than the model's.
 pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let device = global.device()?;
+    limits::check_loading(&args.run)?;
     let loaded = run::load(&args.run, &device).map_err(CommandError::train)?;
     loaded.notes.iter().for_each(progress::note);
     let task = task(args, &loaded, global)?;
@@ -64,6 +66,8 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
             args.run.display()
         )));
     }
+    let name = args.run.display().to_string();
+    limits::check_trained(&name, loaded.model.config(), footprint::scoring(&task))?;
     let (batches, pairs_batches) = match task {
         Task::Recall(_) => (args.batches.unwrap_or(RECALL_BATCHES), args.batches.unwrap_or(RECALL_BATCHES)),
         Task::Formal(_) | Task::Text(_) => (args.batches.unwrap_or(0), 0),
@@ -123,7 +127,7 @@ fn task(args: &Args, loaded: &Loaded, global: &Global) -> Result<Task, CommandEr
     };
     let path = Path::new(name);
     if path.exists() || path.extension().is_some_and(|extension| extension == "toml") {
-        let recipe = load(path, data, global)?;
+        let recipe = read(path, data, global)?;
         let trained = &loaded.state.task;
         // Of several tasks the one of this name and kind, else the first of this kind.
         let fits = |task: &&TaskRecipe| task.kind == trained.kind && task.language == trained.language;

@@ -9,6 +9,8 @@ use fastweight::train::generate::{Generator, Sampling};
 use fastweight::train::run;
 use serde_json::json;
 
+use crate::commands::footprint::Work;
+use crate::commands::limits;
 use crate::error::CommandError;
 use crate::global::Global;
 use crate::output;
@@ -53,6 +55,7 @@ pub struct Args {
 /// A run that cannot be loaded, a prompt that is missing, sampling options out of range.
 pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let device = global.device()?;
+    limits::check_loading(&args.run)?;
     let loaded = run::load(&args.run, &device).map_err(CommandError::train)?;
     loaded.notes.iter().for_each(progress::note);
     let tokenizer = loaded.tokenizer().map_err(CommandError::train)?;
@@ -68,6 +71,8 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let seed = global.seed.unwrap_or(0);
     let sampling = Sampling { temperature: args.temperature, top_p: args.top_p, seed };
     let ids = tokenizer.encode(&prompt).map_err(CommandError::input)?;
+    let work = Work::Generating { prompt: ids.len(), tokens: args.tokens };
+    limits::check_trained(&args.run.display().to_string(), loaded.model.config(), work)?;
 
     let began = Instant::now();
     let generator = Generator::new(&loaded.model, &ids, sampling).map_err(CommandError::train)?;

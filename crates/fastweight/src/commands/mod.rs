@@ -4,6 +4,7 @@ pub mod bench;
 pub mod compare;
 pub mod demo;
 pub mod eval;
+mod footprint;
 pub mod generate;
 pub mod ledger;
 mod limits;

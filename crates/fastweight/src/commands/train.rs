@@ -93,14 +93,24 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     }
 }
 
+/// [`read`]s a recipe that is to be trained.
+///
+/// # Errors
+/// Those of [`read`], and a training that takes more memory than is left.
+pub fn load(path: &Path, data: Option<&Path>, global: &Global) -> Result<Recipe, CommandError> {
+    let recipe = read(path, data, global)?;
+    limits::check(&recipe, data)?;
+    Ok(recipe)
+}
+
 /// Reads a recipe, with the seed of the command line in place of its seeds.
 ///
 /// # Errors
 /// The recipe cannot be read or is not valid, or there is `data` for a task that has none.
-pub fn load(path: &Path, data: Option<&Path>, global: &Global) -> Result<Recipe, CommandError> {
+pub fn read(path: &Path, data: Option<&Path>, global: &Global) -> Result<Recipe, CommandError> {
     let recipe = Recipe::load(path).map_err(CommandError::train)?;
     refuse_data(&recipe.tasks().map(|task| task.kind).collect::<Vec<_>>(), data)?;
-    limits::check(&recipe)?;
+    limits::check_sizes(&recipe)?;
     Ok(match global.seed {
         Some(seed) => recipe.with_seed(seed),
         None => recipe,

@@ -79,13 +79,36 @@ fn sizes_that_no_memory_holds_are_refused_before_any_training() {
     ] {
         let text = recipes::recall(4).replacen(from, to, 1).replace("length = 16", "length = 64");
         let recipe = folder.write("huge.toml", text);
-        let words = ["GiB", "this machine has", "smaller", words[0], words[1]];
+        let words = ["GiB", "left", "smaller", words[0], words[1]];
         if cfg!(target_os = "linux") {
             run(&["train", &recipe, "--out", &folder.arg("out")]).refused(2, &words);
             run(&["compare", &recipe, "--out", &folder.arg("out")]).refused(2, &words);
         }
     }
     assert!(!folder.path("out").exists(), "nothing was begun");
+}
+
+/// Training fits, what is asked of the trained model does not.
+#[cfg(target_os = "linux")]
+#[test]
+fn scoring_and_generating_that_no_memory_holds_are_refused() {
+    let folder = Folder::new();
+    let recall = folder.write("recall.toml", recipes::recall(2));
+    let text = recipes::text(2).replacen("\"gated_delta_net\"", "\"softmax_attention\"", 1);
+    assert!(text.contains("softmax_attention"), "{text}");
+    let text = folder.write("text.toml", text);
+    let data = folder.write("data.txt", "to be or not to be ".repeat(40));
+    let [recalls, texts] = ["recalls", "texts"].map(|name| folder.arg(name));
+    run(&["train", &recall, "--out", &recalls, "--quiet"]).ok();
+    run(&["train", &text, "--data", &data, "--out", &texts, "--quiet"]).ok();
+
+    let long = recipes::recall(2).replacen("length = 16", "length = 16777216", 1);
+    let long = folder.write("long.toml", long);
+    run(&["eval", &recalls, &long]).refused(2, &["scoring", "GiB", "activations", "left", "smaller"]);
+    let generate = ["generate", &texts, "--prompt", "to", "--tokens"];
+    run(&[&generate[..], &["1099511627776"]].concat())
+        .refused(2, &["generating", "GiB", "session's state", "left", "number of tokens"]);
+    run(&[&generate[..], &["3"]].concat()).ok();
 }
 
 #[test]
