@@ -62,7 +62,7 @@ const PROXIMAL_HUBER_VECTOR: &str = "the Huber loss couples all channels through
      step is the root of an equation without closed form; use learner = \"gradient\" or memory = \"matrix\"";
 const PROXIMAL_ELASTIC: &str = "the exact step of this loss with an l1 term is a lasso problem that couples all keys, without closed form; use \
      learner = \"gradient\"";
-const PROXIMAL_MIRROR: &str = "the exact step of a loss that is not linear under this retention is the root of a transcendental equation, \
+const PROXIMAL_MIRROR: &str = "the exact step of a loss that is not linear under this retention is the root of a nonlinear equation that couples all weights, \
      without closed form; use learner = \"gradient\"";
 
 /// Why a combination has no learning-retaining step; none when it is sound.

@@ -49,7 +49,7 @@ fn the_reasons_are_those_of_the_mathematics() {
     assert!(reason(M::Vector, B::Squared, R::None, L::NewtonSchulz).contains("orthogonal"));
     assert!(reason(M::Mlp, B::DotProduct, R::None, L::Proximal).contains("not linear in its weights"));
     assert!(reason(M::Matrix, B::Lp, R::None, L::Proximal).contains("no closed form"));
-    assert!(reason(M::Matrix, B::Squared, R::Kl, L::Proximal).contains("transcendental"));
+    assert!(reason(M::Matrix, B::Squared, R::Kl, L::Proximal).contains("couples all weights"));
     assert!(reason(M::Matrix, B::Squared, R::Lq, L::NewtonSchulz).contains("dual space"));
     assert!(reason(M::Matrix, B::Squared, R::Bregman, L::Gradient).contains("regularised-leader"));
     assert!(reason(M::Matrix, B::Squared, R::ElasticNet, L::Proximal).contains("lasso"));

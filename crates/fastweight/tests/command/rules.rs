@@ -74,7 +74,7 @@ fn an_unknown_rule_is_refused_with_a_suggestion() {
 #[test]
 fn the_matrix_has_a_reason_for_every_unsound_choice() {
     let text = run(&["rules", "matrix"]).ok().stdout;
-    for words in ["memory = \"vector\"", "memory = \"mlp\"", "| kl |", "1. ", "transcendental"] {
+    for words in ["memory = \"vector\"", "memory = \"mlp\"", "| kl |", "1. ", "couples all weights"] {
         assert!(text.contains(words), "{words}: {text}");
     }
 }
