@@ -9,6 +9,7 @@
 pub mod activation;
 mod check;
 mod chunked;
+pub mod deep_memory;
 pub mod delta;
 mod error;
 pub mod fused;
