@@ -22,6 +22,8 @@ struct Chunk {
     k: Tensor<3>,
     v: Tensor<3>,
     threshold: Option<Tensor<3>>,
+    /// Rates, where the gradients themselves depend on them.
+    rate: Option<Tensor<3>>,
     factors: Factors,
     /// The rows a reader uses, when they are not those of `factors`.
     before: Option<(Option<Tensor<3>>, Option<Tensor<3>>, Tensor<3>)>,
@@ -87,8 +89,12 @@ impl Running {
 
     /// One chunk, or the part of one that is there: its output `[M,C,V]`.
     fn read_and_write(&mut self, network: &Network, chunk: Chunk) -> Tensor<3> {
-        let Chunk { q, k, v, threshold, factors, before } = chunk;
-        let Gradients { inputs, errors } = network.gradients(&self.start, k, v, threshold);
+        let Chunk { q, k, v, threshold, rate, factors, before } = chunk;
+        let mut gradients = network.gradients(&self.start, k, v, threshold);
+        if let Some(rate) = rate {
+            gradients = gradients.proximal(rate);
+        }
+        let Gradients { inputs, errors } = gradients;
         let base = match network.memory.rate {
             RateOf::Written => &self.current,
             RateOf::Reading => &self.start,
@@ -155,20 +161,21 @@ fn chunks(network: &Network, tokens: &DeepTokens, from: usize, count: usize, len
         let x = x.clone().narrow(1, from, count * length).reshape([rows, count, length, heads]);
         x.permute([1, 0, 3, 2]).reshape([count * m, length])
     };
+    let cut = |x: Tensor<3>| {
+        let [_, a, b] = x.dims();
+        split(x.reshape([count, m, a, b])).into_iter()
+    };
     let rate = match &tokens.rate {
         Some(rate) => scalars(rate),
         None => Tensor::ones([count * m, length], (&tokens.q.device(), tokens.q.dtype())),
     };
+    let mut rates = network.memory.proximal.then(|| cut(rate.clone().unsqueeze_dim::<3>(2)));
     let scalar_factors = Scalars {
         rate,
         momentum: tokens.momentum.as_ref().map(scalars),
         decay: tokens.decay.as_ref().map(scalars),
     };
     let factors = Factors::new(scalar_factors, network.memory.rate);
-    let cut = |x: Tensor<3>| {
-        let [_, a, b] = x.dims();
-        split(x.reshape([count, m, a, b])).into_iter()
-    };
     let cut_if = |x: Option<Tensor<3>>| x.map(cut);
     let before = network.memory.read_before_write.then(|| factors.before());
     let mut before = before.map(|(keep, carry, mix)| (cut_if(keep), cut_if(carry), cut(mix)));
@@ -184,6 +191,7 @@ fn chunks(network: &Network, tokens: &DeepTokens, from: usize, count: usize, len
             k,
             v,
             threshold: next(&mut threshold),
+            rate: next(&mut rates),
             factors: Factors {
                 keep: next(&mut keep),
                 carry: next(&mut carry),

@@ -68,6 +68,9 @@ pub struct DeepMemory {
     pub loss: InnerLoss,
     /// Which token's rate weighs a gradient.
     pub rate: RateOf,
+    /// Whether each layer takes the exact proximal step for its own input, the rate `theta / (1 + theta |h|^2)` in
+    /// place of theta (the DGD step of Hope, 2512.24695): no single token then overshoots what a layer gives.
+    pub proximal: bool,
     /// Tokens between two points where gradients are taken, counted from the document's start.
     pub chunk: usize,
     /// Whether a token reads before it writes.
@@ -86,6 +89,7 @@ impl Default for DeepMemory {
             bias: false,
             loss: InnerLoss::Squared,
             rate: RateOf::Written,
+            proximal: false,
             chunk: 16,
             read_before_write: false,
         }
@@ -138,6 +142,9 @@ impl DeepMemory {
         match self.loss {
             InnerLoss::Power { p, .. } if !(p >= 1.0 && p.is_finite()) => {
                 Err(wrong("loss", format!("Power with p = {p}"), "an exponent of at least 1"))
+            }
+            _ if self.rate == RateOf::Reading && self.proximal => {
+                Err(wrong("proximal", true, "false where the reading token's rate counts"))
             }
             _ if self.rate == RateOf::Reading && self.read_before_write => {
                 Err(wrong("read_before_write", true, "false where the reading token's rate counts"))

@@ -22,6 +22,8 @@
 mod check;
 mod chunked;
 mod config;
+mod cpu;
+mod cpu_norm;
 mod factors;
 mod network;
 mod pieces;

@@ -27,6 +27,17 @@ pub(super) struct Gradients {
     pub(super) errors: Vec<Tensor<3>>,
 }
 
+impl Gradients {
+    /// Errors over `1 + rate |h|^2`, `rate [M,S,1]`: each layer's exact proximal step.
+    pub(super) fn proximal(mut self, rate: Tensor<3>) -> Self {
+        for (h, d) in self.inputs.iter().zip(&mut self.errors) {
+            let length = h.clone().square().sum_dim(2) * rate.clone() + 1.0;
+            *d = d.clone() / length;
+        }
+        self
+    }
+}
+
 impl Network<'_> {
     /// `M(x)` of `x [M,S,K]`, where `layer(i, h)` is the value of layer i for its input.
     pub(super) fn value(&self, x: Tensor<3>, layer: impl Fn(usize, Tensor<3>) -> Tensor<3>) -> Tensor<3> {

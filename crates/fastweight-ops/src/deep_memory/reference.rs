@@ -237,7 +237,10 @@ pub fn forward(x: &Inputs) -> Outputs {
                 for (layer, (h, d)) in gradient.iter().enumerate() {
                     let p = &mut state.momentum[layer][span(layer)];
                     let w = &mut state.current[layer][span(layer)];
-                    let rate = number(x.rate, 1.0);
+                    let mut rate = number(x.rate, 1.0);
+                    if x.memory.proximal {
+                        rate /= 1.0 + rate * dot(h, h);
+                    }
                     let scaled = |factor: f64| d.iter().map(|d| d * factor).collect::<Vec<_>>();
                     match x.memory.rate {
                         RateOf::Written => {

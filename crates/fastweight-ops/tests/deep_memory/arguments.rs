@@ -87,6 +87,7 @@ fn memories_that_cannot_be_are_refused() {
         (DeepMemory { chunk: 0, ..base.clone() }, "chunk"),
         (DeepMemory { norm_eps: 0.0, ..base.clone() }, "norm_eps"),
         (DeepMemory { loss: InnerLoss::Power { p: 0.5, smooth: false }, ..base.clone() }, "loss"),
+        (DeepMemory { rate: RateOf::Reading, proximal: true, ..base.clone() }, "proximal"),
         (DeepMemory { rate: RateOf::Reading, read_before_write: true, ..base.clone() }, "read_before_write"),
     ];
     for (memory, word) in memories {

@@ -10,4 +10,6 @@ mod inner;
 mod loops;
 mod partition;
 mod problem;
+mod soak;
 mod states;
+mod training;

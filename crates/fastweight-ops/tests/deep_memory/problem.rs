@@ -391,6 +391,7 @@ pub fn memories(chunk: usize) -> Vec<(String, DeepMemory, Parts)> {
     add("bare", base.clone(), Parts { rate: false, momentum: false, decay: false, norm: true });
     add("silu, bias", DeepMemory { activation: Activation::Silu, bias: true, ..base.clone() }, ALL);
     add("read first", DeepMemory { read_before_write: true, ..base.clone() }, ALL);
+    add("proximal", DeepMemory { proximal: true, ..base.clone() }, ALL);
     for loss in losses() {
         add(&format!("{loss:?}"), DeepMemory { loss, ..base.clone() }, ALL);
     }
