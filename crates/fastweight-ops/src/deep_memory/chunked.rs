@@ -1,0 +1,222 @@
+//! The dual form: chunks one after the other, the tokens of a chunk together.
+
+use burn::tensor::Tensor;
+
+use super::factors::{Factors, Scalars};
+use super::network::{Gradients, Network};
+use super::{DeepState, DeepTokens, RateOf};
+
+/// Weights of every row and head, `[M,in,out]` for each layer.
+type Layers = Vec<Tensor<3>>;
+
+/// What goes from chunk to chunk.
+struct Running {
+    start: Layers,
+    current: Layers,
+    momentum: Option<Layers>,
+}
+
+/// One chunk's share of the tokens, `[M,C,*]` each.
+struct Chunk {
+    q: Tensor<3>,
+    k: Tensor<3>,
+    v: Tensor<3>,
+    threshold: Option<Tensor<3>>,
+    /// Rates, where the gradients themselves depend on them.
+    rate: Option<Tensor<3>>,
+    factors: Factors,
+    /// The rows a reader uses, when they are not those of `factors`.
+    before: Option<(Option<Tensor<3>>, Option<Tensor<3>>, Tensor<3>)>,
+}
+
+/// Runs rows that are all as far into a chunk; returns the output `[N,T,H,V]` and the states after it.
+pub(super) fn run(network: &Network, tokens: &DeepTokens, state: DeepState) -> (Tensor<4>, DeepState) {
+    let chunk = network.memory.chunk;
+    let [rows, time, heads, _] = tokens.q.dims();
+    let phase = state.positions.first().map_or(0, |position| position % chunk);
+    let first = if phase == 0 { 0 } else { time.min(chunk - phase) };
+    let whole = (time - first) / chunk;
+    let last = time - first - whole * chunk;
+
+    let DeepState { start, current, momentum, positions } = state;
+    let flat = |layers: Vec<Tensor<4>>| layers.into_iter().map(flatten).collect::<Layers>();
+    let mut running = Running { start: flat(start), current: flat(current), momentum: momentum.map(flat) };
+    let mut outputs = Vec::new();
+    for (from, count, length) in [(0, 1, first), (first, whole, chunk), (time - last, 1, last)] {
+        if count * length > 0 {
+            for part in chunks(network, tokens, from, count, length) {
+                if from > 0 || phase == 0 {
+                    running.enter(network);
+                }
+                outputs.push(running.read_and_write(network, part));
+            }
+        }
+    }
+    if (phase + time).is_multiple_of(chunk) {
+        running.enter(network);
+    }
+    let [_, _, value] = outputs[0].dims();
+    let o = Tensor::cat(outputs, 1).reshape([rows, heads, time, value]).swap_dims(1, 2);
+    let unflat = |layers: Layers| {
+        let unflat = |w: Tensor<3>| {
+            let [_, from, to] = w.dims();
+            w.reshape([rows, heads, from, to])
+        };
+        layers.into_iter().map(unflat).collect::<Vec<_>>()
+    };
+    let state = DeepState {
+        start: unflat(running.start),
+        current: unflat(running.current),
+        momentum: running.momentum.map(unflat),
+        positions: positions.into_iter().map(|position| position + time).collect(),
+    };
+    (o, state)
+}
+
+fn flatten(weight: Tensor<4>) -> Tensor<3> {
+    let [rows, heads, from, to] = weight.dims();
+    weight.reshape([rows * heads, from, to])
+}
+
+impl Running {
+    /// A chunk begins: gradients are taken here.
+    fn enter(&mut self, network: &Network) {
+        self.start = self.current.clone();
+        if network.memory.rate == RateOf::Reading {
+            self.momentum = Some(self.current.iter().map(Tensor::zeros_like).collect());
+        }
+    }
+
+    /// One chunk, or the part of one that is there: its output `[M,C,V]`.
+    fn read_and_write(&mut self, network: &Network, chunk: Chunk) -> Tensor<3> {
+        let Chunk { q, k, v, threshold, rate, factors, before } = chunk;
+        let mut gradients = network.gradients(&self.start, k, v, threshold);
+        if let Some(rate) = rate {
+            gradients = gradients.proximal(rate);
+        }
+        let Gradients { inputs, errors } = gradients;
+        let base = match network.memory.rate {
+            RateOf::Written => &self.current,
+            RateOf::Reading => &self.start,
+        };
+        let (keep, carry, mix) = match before {
+            Some(rows) => rows,
+            None => (factors.keep.clone(), factors.carry.clone(), factors.mix.clone()),
+        };
+        let output = network.value(q, |layer, h| {
+            let mut z = h.clone().matmul(base[layer].clone());
+            if let Some(keep) = &keep {
+                z = z * keep.clone();
+            }
+            if let (Some(carry), Some(momentum)) = (&carry, &self.momentum) {
+                z = z + h.clone().matmul(momentum[layer].clone()) * carry.clone();
+            }
+            let scores = h.matmul(inputs[layer].clone().swap_dims(1, 2)) * mix.clone();
+            z - scores.matmul(errors[layer].clone())
+        });
+
+        let [_, tokens, _] = factors.mix.dims();
+        let end = |x: &Tensor<3>| x.clone().narrow(1, tokens - 1, 1);
+        let end_mix = end(&factors.mix).swap_dims(1, 2);
+        let (end_keep, end_carry) = (factors.keep.as_ref().map(end), factors.carry.as_ref().map(end));
+        let write = |layer: usize, weights: &Tensor<3>| {
+            (inputs[layer].clone() * weights.clone()).swap_dims(1, 2).matmul(errors[layer].clone())
+        };
+        let mut current = Layers::new();
+        for (layer, base) in base.iter().enumerate() {
+            let mut w = base.clone();
+            if let Some(keep) = &end_keep {
+                w = w * keep.clone();
+            }
+            if let (Some(carry), Some(momentum)) = (&end_carry, &self.momentum) {
+                w = w + momentum[layer].clone() * carry.clone();
+            }
+            current.push(w - write(layer, &end_mix));
+        }
+        if let (Some(gather), Some(momentum)) = (&factors.gather, &mut self.momentum) {
+            for (layer, p) in momentum.iter_mut().enumerate() {
+                let held = match &factors.hold {
+                    Some(hold) => p.clone() * hold.clone(),
+                    None => p.clone(),
+                };
+                *p = held - write(layer, gather);
+            }
+        }
+        self.current = current;
+        output
+    }
+}
+
+/// The tokens `from..from + count * length` as chunks.
+fn chunks(network: &Network, tokens: &DeepTokens, from: usize, count: usize, length: usize) -> Vec<Chunk> {
+    let [rows, _, heads, _] = tokens.q.dims();
+    let m = rows * heads;
+    let vectors = |x: &Tensor<4>| {
+        let [_, _, _, size] = x.dims();
+        let x = x.clone().narrow(1, from, count * length).reshape([rows, count, length, heads, size]);
+        split(x.permute([1, 0, 3, 2, 4]).reshape([count, m, length, size]))
+    };
+    // [count * M, C]
+    let scalars = |x: &Tensor<3>| {
+        let x = x.clone().narrow(1, from, count * length).reshape([rows, count, length, heads]);
+        x.permute([1, 0, 3, 2]).reshape([count * m, length])
+    };
+    let cut = |x: Tensor<3>| {
+        let [_, a, b] = x.dims();
+        split(x.reshape([count, m, a, b])).into_iter()
+    };
+    let rate = match &tokens.rate {
+        Some(rate) => scalars(rate),
+        None => Tensor::ones([count * m, length], (&tokens.q.device(), tokens.q.dtype())),
+    };
+    let mut rates = network.memory.proximal.then(|| cut(rate.clone().unsqueeze_dim::<3>(2)));
+    let scalar_factors = Scalars {
+        rate,
+        momentum: tokens.momentum.as_ref().map(scalars),
+        decay: tokens.decay.as_ref().map(scalars),
+    };
+    let factors = Factors::new(scalar_factors, network.memory.rate);
+    let cut_if = |x: Option<Tensor<3>>| x.map(cut);
+    let before = network.memory.read_before_write.then(|| factors.before());
+    let mut before = before.map(|(keep, carry, mix)| (cut_if(keep), cut_if(carry), cut(mix)));
+    let Factors { keep, carry, mix, hold, gather } = factors;
+    let (mut keep, mut carry, mut mix) = (cut_if(keep), cut_if(carry), cut(mix));
+    let (mut hold, mut gather) = (cut_if(hold), cut_if(gather));
+    let mut threshold = tokens.threshold.as_ref().map(|x| cut(scalars(x).unsqueeze_dim::<3>(2)));
+    let next = |x: &mut Option<std::vec::IntoIter<Tensor<3>>>| x.as_mut().and_then(Iterator::next);
+    let qkv = vectors(&tokens.q).into_iter().zip(vectors(&tokens.k)).zip(vectors(&tokens.v));
+    let chunk = |((q, k), v)| {
+        Some(Chunk {
+            q,
+            k,
+            v,
+            threshold: next(&mut threshold),
+            rate: next(&mut rates),
+            factors: Factors {
+                keep: next(&mut keep),
+                carry: next(&mut carry),
+                mix: mix.next()?,
+                hold: next(&mut hold),
+                gather: next(&mut gather),
+            },
+            before: match &mut before {
+                Some((keep, carry, mix)) => Some((next(keep), next(carry), mix.next()?)),
+                None => None,
+            },
+        })
+    };
+    qkv.filter_map(chunk).collect()
+}
+
+/// The parts of the first dimension. Halves of halves: the gradient of a part is as large as what it was cut from,
+/// so cutting each from the whole would take time that grows with the square of their number.
+pub(super) fn split<const D: usize, const E: usize>(x: Tensor<D>) -> Vec<Tensor<E>> {
+    let count = x.dims()[0];
+    if count == 1 {
+        return vec![x.squeeze_dim(0)];
+    }
+    let half = count / 2;
+    let mut parts = split(x.clone().narrow(0, 0, half));
+    parts.extend(split(x.narrow(0, half, count - half)));
+    parts
+}

@@ -1,0 +1,15 @@
+//! Deep memories: the tensor form against the plain loop, and what holds for any numbers.
+
+#[path = "../comparing/mod.rs"]
+mod comparing;
+
+mod arguments;
+mod fixtures;
+mod gradients;
+mod inner;
+mod loops;
+mod partition;
+mod problem;
+mod soak;
+mod states;
+mod training;
