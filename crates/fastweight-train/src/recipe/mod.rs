@@ -48,7 +48,7 @@ struct RecipeFile {
     task: Option<TaskRecipe>,
     #[serde(default)]
     tasks: Vec<TaskRecipe>,
-    train: TrainRecipe,
+    train: Option<TrainRecipe>,
     #[serde(default)]
     model: ModelRecipe,
     #[serde(default)]

@@ -127,11 +127,16 @@ impl RecipeFile {
             }
             (Some(task), None) | (None, Some(task)) => task,
         };
+        let Some(train) = self.train else {
+            let message =
+                "no [train] section: say there how long and with what batch and learning rate to train";
+            return Err(Fault::new("", "train", message));
+        };
         Ok(Recipe {
             name: self.name,
             task,
             further: tasks.collect(),
-            train: self.train,
+            train,
             model: self.model,
             models: self.models,
             compare: self.compare,
