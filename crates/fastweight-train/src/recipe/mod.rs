@@ -4,6 +4,7 @@
 
 mod changes;
 mod parse;
+mod place;
 mod resolve;
 mod task;
 mod validate;
