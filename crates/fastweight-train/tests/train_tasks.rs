@@ -346,3 +346,19 @@ fn many_models_differ_in_colour_or_marker() {
         table.split("<i").skip(1).filter_map(|rest| rest.split("</i>").next()).collect();
     assert_eq!(signs.len(), 13, "{signs:?}");
 }
+
+#[test]
+fn the_recipes_of_the_repository_are_valid_whole_and_quick() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
+    let mut names = Vec::new();
+    for file in fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let recipe = Recipe::load(&path).unwrap_or_else(|error| panic!("{error}"));
+        for part in recipe.clone().quick().unwrap().parts().iter().chain(&recipe.parts()) {
+            part.resolve(part.task.vocab()).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        }
+        names.push(recipe.name);
+    }
+    names.sort_unstable();
+    assert_eq!(names, ["recall", "rules", "text"]);
+}

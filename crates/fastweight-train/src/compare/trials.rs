@@ -46,8 +46,9 @@ pub(super) fn choose_learning_rates(
                 None => "diverged".into(),
             };
             on_event(Event::Note(&format!(
-                "{}: trial of learning rate {learning_rate}: {words}",
-                model.name
+                "{} on {}: trial of learning rate {learning_rate}: {words}",
+                model.name,
+                recipe.task.name()
             )));
             if let Some(score) = trial.score
                 && best.is_none_or(|(_, known)| score != known && metric.reaches(score, known))

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::parse::closest;
-use super::{Recipe, TaskKind, TaskRecipe, TrainRecipe, Warmup, some_two_numbers};
+use super::{ModelRecipe, Recipe, TaskKind, TaskRecipe, TrainRecipe, Warmup, some_two_numbers};
 use crate::error::TrainError;
 
 /// What a task changes in `[train]`: a key that is absent keeps the shared value.
@@ -137,13 +137,13 @@ impl Recipe {
         let part = |task: &TaskRecipe| Recipe {
             task: TaskRecipe {
                 train: TrainChanges::default(),
-                model: super::ModelRecipe::default(),
+                model: ModelRecipe::default(),
                 quick: QuickRecipe::default(),
                 ..task.clone()
             },
             further: Vec::new(),
             train: task.train.over(&self.train),
-            model: task.model.over(&self.model),
+            model: ModelRecipe { learning_rate: self.model.learning_rate, ..task.model.over(&self.model) },
             ..self.clone()
         };
         self.tasks().map(part).collect()

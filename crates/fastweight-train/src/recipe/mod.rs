@@ -4,6 +4,7 @@
 
 mod changes;
 mod parse;
+mod place;
 mod resolve;
 mod task;
 mod validate;
@@ -48,7 +49,7 @@ struct RecipeFile {
     task: Option<TaskRecipe>,
     #[serde(default)]
     tasks: Vec<TaskRecipe>,
-    train: TrainRecipe,
+    train: Option<TrainRecipe>,
     #[serde(default)]
     model: ModelRecipe,
     #[serde(default)]

@@ -4,7 +4,7 @@ use fastweight_memory::MemoryError;
 use fastweight_models::ModelError;
 use fastweight_tasks::TaskError;
 
-use super::parse::Fault;
+use super::place::Fault;
 use super::{MatchBy, ModelRecipe, QuickRecipe, Recipe, TaskKind, TrainRecipe, Warmup};
 
 /// Largest budgets; anything above is a slip.

@@ -159,9 +159,20 @@ fn find(name: &str) -> Result<Vec<(String, ModelConfig)>, CommandError> {
     if path.is_file() {
         let recipe = Recipe::load(path).map_err(CommandError::input)?;
         limits::check_sizes(&recipe)?;
-        // The vocabulary, unknown for a text without its data, is not part of a session.
-        let models = recipe.resolve(recipe.task.vocab()).map_err(CommandError::input)?;
-        return Ok(models.into_iter().map(|model| (model.name, model.config)).collect());
+        let mut found: Vec<(String, ModelConfig)> = Vec::new();
+        for part in recipe.parts() {
+            // The vocabulary, unknown for a text without its data, is not part of a session; of several tasks, only
+            // those that change a model's sizes have sessions of their own.
+            let models = part.resolve(recipe.task.vocab()).map_err(CommandError::input)?;
+            for model in models {
+                match found.iter().find(|(name, _)| *name == model.name) {
+                    None => found.push((model.name, model.config)),
+                    Some((_, known)) if known.state_bytes(1) == model.config.state_bytes(1) => {}
+                    Some(_) => found.push((format!("{} on {}", model.name, part.task.name()), model.config)),
+                }
+            }
+        }
+        return Ok(found);
     }
     let config = models::presets::by_name(name).map_err(|error| {
         CommandError::input(format_args!(

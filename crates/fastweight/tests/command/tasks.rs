@@ -113,3 +113,18 @@ fn mistakes_in_tasks_are_shown_with_line_and_column() {
     run(&["compare", &recipe, "--data", &data]).refused(2, &["--data", "recall and formal_language"]);
     assert!(!folder.path("out").exists(), "nothing was begun");
 }
+
+#[test]
+fn the_ledger_lists_a_model_again_where_a_task_changes_its_state() {
+    let folder = Folder::new();
+    let text = recipes::tasks(4).replacen(
+        "longest = 8",
+        "longest = 8\n\n[tasks.model]\nheads = 4\nmlp_hidden = 8",
+        1,
+    );
+    let ran = run(&["ledger", &folder.write("tiny.toml", text), "--json"]).ok();
+    let names: std::collections::BTreeSet<String> =
+        ran.json().iter().map(|row| row["model"].as_str().expect("a name").to_owned()).collect();
+    let expected = ["attention", "delta", "delta on parity"].map(str::to_owned);
+    assert_eq!(names, expected.into(), "four heads of attention hold as many keys and values as two");
+}
