@@ -12,6 +12,7 @@ use fastweight_ops::linear::cpu::{self as linear, FusedLinear, GateKind};
 use fastweight_ops::normalised_linear::cpu::{self as normalised, FusedNormalisedLinear};
 use fastweight_ops::softmax::Sizes;
 use fastweight_ops::softmax::cpu::FusedSoftmax;
+use fastweight_ops::ttt::cpu::FusedTtt;
 use rayon::prelude::*;
 
 /// Numbers in `[-1, 1)`, the same every run.
@@ -78,6 +79,22 @@ fn normalised_inputs(d: &Dims) -> Vec<Vec<f32>> {
     inputs
 }
 
+/// Learning rates up to 0.1, a normalisation that changes nothing, weights and bias, and nothing gathered.
+fn ttt_inputs(d: &Dims) -> Vec<Vec<f32>> {
+    let (n, norm) = (tokens(d), d.heads * d.value);
+    let state = numbers(d.batch * d.heads * (d.key + 1) * d.value, 6);
+    vec![
+        numbers(n * d.key, 1),
+        keys(n * d.key, d.key),
+        numbers(n * d.value, 3),
+        numbers(n, 4).iter().map(|x| 0.05 * (x + 1.0)).collect(),
+        vec![1.0; norm],
+        vec![0.0; norm],
+        state.clone(),
+        vec![0.0; state.len()],
+    ]
+}
+
 /// Softmax attention of these sizes, with that many cached entries in each row.
 fn softmax(d: &Dims, groups: usize, window: usize, cached: usize) -> (FusedSoftmax, Vec<Vec<f32>>) {
     let Dims { batch, time, heads, key, value, scale, .. } = *d;
@@ -133,6 +150,8 @@ fn sequences(c: &mut Criterion) {
             }
             let op = FusedNormalisedLinear { dims: standard.clone(), gated: true };
             sequence(c, &format!("normalised_linear/{set}"), &op, &normalised_inputs(&standard));
+            let ttt = FusedTtt { dims: standard.clone(), mini_batch: 16, position: vec![0; standard.batch] };
+            sequence(c, &format!("ttt_linear/{set}"), &ttt, &ttt_inputs(&standard));
             for (name, groups, window) in [
                 ("softmax", 4, usize::MAX),
                 ("softmax_grouped", 1, usize::MAX),

@@ -9,8 +9,10 @@
 pub mod activation;
 mod check;
 mod chunked;
+pub mod comba;
 mod decay;
 pub mod delta;
+pub mod delta_product;
 pub mod dplr;
 mod error;
 pub mod fused;
@@ -30,6 +32,7 @@ pub mod rope;
 pub mod short_conv;
 pub mod softmax;
 pub mod titans;
+pub mod ttt;
 
 pub use error::OpError;
 pub use offsets::Offsets;
