@@ -7,12 +7,17 @@ use std::time::Duration;
 use burn::tensor::{Device, Tensor, TensorData};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use fastweight_ops::delta::cpu::{self as delta, FusedDelta};
+use fastweight_ops::dplr::cpu::FusedDplr;
 use fastweight_ops::fused::FusedOp;
+use fastweight_ops::gla::cpu::FusedGla;
+use fastweight_ops::kda::cpu::FusedKda;
 use fastweight_ops::kernel::{Dims, InstructionSet, with_instruction_set};
 use fastweight_ops::linear::cpu::{self as linear, FusedLinear, GateKind};
+use fastweight_ops::momentum_delta::cpu::FusedMomentumDelta;
 use fastweight_ops::normalised_linear::cpu::{self as normalised, FusedNormalisedLinear};
 use fastweight_ops::softmax::cpu::FusedSoftmax;
 use fastweight_ops::softmax::{KvCache, Sizes, SoftmaxOptions, softmax_attention};
+use fastweight_ops::ttt::cpu::FusedTtt;
 use rayon::prelude::*;
 
 /// Numbers in `[-1, 1)`, the same every run.
@@ -81,6 +86,22 @@ fn normalised_inputs(d: &Dims, gate: Vec<f32>) -> Vec<Vec<f32>> {
     inputs
 }
 
+/// Learning rates up to 0.1, a normalisation that changes nothing, weights and bias, and nothing gathered.
+fn ttt_inputs(d: &Dims) -> Vec<Vec<f32>> {
+    let (n, norm) = (tokens(d), d.heads * d.value);
+    let state = numbers(d.batch * d.heads * (d.key + 1) * d.value, 6);
+    vec![
+        numbers(n * d.key, 1),
+        keys(n * d.key, d.key),
+        numbers(n * d.value, 3),
+        numbers(n, 4).iter().map(|x| 0.05 * (x + 1.0)).collect(),
+        vec![1.0; norm],
+        vec![0.0; norm],
+        state.clone(),
+        vec![0.0; state.len()],
+    ]
+}
+
 /// Softmax attention of these sizes.
 fn softmax(d: &Dims, groups: usize, window: usize) -> (FusedSoftmax, Vec<Vec<f32>>) {
     let Dims { batch, time, heads, key, value, scale, .. } = *d;
@@ -142,6 +163,32 @@ fn operators(c: &mut Criterion) {
         let (op, inputs) = softmax(&d, groups, window);
         sequence(c, name, &op, &inputs);
     }
+}
+
+/// The operators with a decay per channel, low-rank transitions or momentum, and test-time training.
+fn recurrent(c: &mut Criterion) {
+    let d = dims(4, 2048, 4, 64, 64);
+    let n = tokens(&d);
+    let [q, v] = [1, 3].map(|seed| numbers(n * 64, seed));
+    let (k, state) = (keys(n * 64, 64), numbers(d.batch * d.heads * 64 * 64, 6));
+    let beta: Vec<f32> = numbers(n, 4).iter().map(|x| 0.5 * (x + 1.0)).collect();
+    let half: Vec<f32> = k.iter().map(|x| 0.5 * x).collect();
+    let removed: Vec<f32> = k.iter().map(|x| -x).collect();
+    for (name, strength) in GATES {
+        let gate = gates(n * 64, strength);
+        let inputs = [&q, &k, &v, &gate, &state].map(Clone::clone);
+        sequence(c, &format!("gla/{name}"), &FusedGla { dims: d.clone() }, &inputs);
+        let inputs = [&q, &k, &v, &beta, &gate, &state].map(Clone::clone);
+        sequence(c, &format!("kda/{name}"), &FusedKda { dims: d.clone() }, &inputs);
+        let inputs = [&q, &gate, &k, &v, &removed, &half, &state].map(Clone::clone);
+        sequence(c, &format!("dplr/{name}"), &FusedDplr { dims: d.clone() }, &inputs);
+        let factors: Vec<f32> = gates(n, strength).iter().map(|g| g.exp()).collect();
+        let write = vec![1.0; n];
+        let inputs = [&q, &k, &k, &v, &factors, &factors, &write, &beta, &state, &state].map(Clone::clone);
+        sequence(c, &format!("titans/{name}"), &FusedMomentumDelta { dims: d.clone() }, &inputs);
+    }
+    let ttt = FusedTtt { dims: d.clone(), mini_batch: 16, position: vec![0; d.batch] };
+    sequence(c, "ttt_linear", &ttt, &ttt_inputs(&d));
 }
 
 /// Instruction sets, head sizes, and one head for all threads.
@@ -245,6 +292,6 @@ criterion_group! {
         .sample_size(20)
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_millis(1500));
-    targets = steps, decoding, operators, shapes
+    targets = steps, decoding, operators, recurrent, shapes
 }
 criterion_main!(ops);

@@ -19,7 +19,7 @@ impl Arguments {
         Self { operator, dtype: first.dtype(), device: first.device().inner() }
     }
 
-    fn wrong_shape<const D: usize>(
+    pub(crate) fn wrong_shape<const D: usize>(
         &self,
         argument: &'static str,
         found: &Tensor<D>,
@@ -29,7 +29,7 @@ impl Arguments {
         OpError::Shape { operator, argument, found, expected: expected.into() }
     }
 
-    fn wrong_value(&self, argument: &'static str, found: String, expected: String) -> OpError {
+    pub(crate) fn wrong_value(&self, argument: &'static str, found: String, expected: String) -> OpError {
         OpError::Value { operator: self.operator, argument, found, expected }
     }
 

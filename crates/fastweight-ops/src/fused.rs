@@ -16,6 +16,8 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, DispatchTensor, ExtensionType, Flex, backend_extension};
 use burn::tensor::{Bytes, DType, Shape, Tensor};
 
+use crate::options::is_flex;
+
 /// Tensor inputs a fused operator can have.
 pub const MAX_INPUTS: usize = 10;
 /// Outputs a fused operator can have: the sequence output, then up to two final states.
@@ -245,6 +247,23 @@ pub fn apply(op: Arc<dyn FusedOp>, inputs: Vec<DispatchTensor>) -> [DispatchTens
     };
     let Outputs { a, b, c } = <Dispatch as FusedBackend>::run_fused(inputs, op, count);
     [a, b, c]
+}
+
+/// The same tensor with its numbers one behind the other, as [`step_in_place`] can update them.
+///
+/// A tensor that carries gradients, or is not on the flex device, comes back as it is.
+pub fn make_contiguous<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    if tensor.is_tracked() || tensor.dtype() != DType::F32 || !is_flex(&tensor.device()) {
+        return tensor;
+    }
+    let autodiff = tensor.is_autodiff();
+    match tensor.clone().without_autodiff().try_into_primitive::<Flex>() {
+        Ok(plain) => {
+            let plain = Tensor::<D>::from_primitive::<Flex>(plain.to_contiguous());
+            if autodiff { Tensor::from_inner(plain) } else { plain }
+        }
+        Err(_) => tensor,
+    }
 }
 
 /// A one-token kernel that updates a state in place: [`step_states_in_place`] with one state.

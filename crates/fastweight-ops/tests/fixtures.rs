@@ -108,6 +108,9 @@ fn compare(case: &Case, outcome: &Outcome) -> Errors {
         let mut any = false;
         for (name, expected) in &case.arrays {
             let Some(short) = prefixes.iter().find_map(|p| name.strip_prefix(p)) else { continue };
+            if short == "o_pre" {
+                continue; // TTT's reading before its normalisation, which no form returns
+            }
             let yardstick = yardstick.unwrap_or_else(|| rms(&expected.values));
             let error = match found.get(short) {
                 Some(array) if array.shape == expected.shape => {
@@ -226,7 +229,8 @@ fn check_cases(report: &mut Report, folder: &Path) -> Result<(), String> {
             }
         }
     }
-    for operator in Operator::ALL.into_iter().filter(|operator| !seen.contains(operator)) {
+    let expected = Operator::ALL.into_iter().filter(|operator| operator.has_fixtures());
+    for operator in expected.filter(|operator| !seen.contains(operator)) {
         report.line(
             operator.name(),
             "",

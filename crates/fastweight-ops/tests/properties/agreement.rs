@@ -2,8 +2,9 @@
 
 use proptest::prelude::*;
 
+use crate::support::parts::is_per_token;
 use crate::support::random::{Gates, Sizes, problem};
-use crate::support::{Form, Operator, STATES};
+use crate::support::{Form, Operator};
 use crate::{PUBLIC, assert_same, cases, compute};
 
 fn operators() -> impl Strategy<Value = Operator> {
@@ -115,9 +116,9 @@ fn no_output_sees_a_later_token() {
         let sizes = Sizes::of(1, 100, 2, 8, 8);
         let before = problem(operator, &sizes, Gates::Weak, 1);
         let mut after = before.clone();
-        let other = problem(operator, &sizes, Gates::Weak, 2);
+        let other = problem(operator, &sizes, Gates::Weak, 4);
         for (name, array) in &mut after.inputs {
-            if STATES.contains(&name.as_str()) || name.ends_with("_cache") {
+            if !is_per_token(name, array) {
                 continue;
             }
             let changed = &other.inputs[name];

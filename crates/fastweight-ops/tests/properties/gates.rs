@@ -8,7 +8,8 @@ use crate::{PUBLIC, assert_close, assert_same, cases, compute};
 use proptest::prelude::*;
 
 /// Operators that take a gate for each token.
-const GATED: [Operator; 3] = [Operator::ScalarGatedLinear, Operator::NormalisedLinear, Operator::GatedDelta];
+const GATED: [Operator; 4] =
+    [Operator::ScalarGatedLinear, Operator::NormalisedLinear, Operator::GatedDelta, Operator::DeltaProduct];
 
 proptest! {
     #![proptest_config(cases(12))]

@@ -1,7 +1,9 @@
 //! Tensors that are views, states that are absent, sequences without a token.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use fastweight_ops::comba::comba;
 use fastweight_ops::delta::{delta_rule, delta_rule_step};
+use fastweight_ops::delta_product::delta_product;
 use fastweight_ops::dplr::{dplr, dplr_step};
 use fastweight_ops::gla::{gated_linear_attention, gated_linear_attention_step};
 use fastweight_ops::kda::{kimi_delta_attention, kimi_delta_attention_step};
@@ -10,6 +12,7 @@ use fastweight_ops::momentum_delta::{MomentumTokens, momentum_delta_rule};
 use fastweight_ops::normalised_linear::normalised_linear_attention;
 use fastweight_ops::softmax::{SoftmaxOptions, softmax_attention};
 use fastweight_ops::titans::{titans_memory, titans_memory_step};
+use fastweight_ops::ttt::{TttOptions, ttt_linear};
 use fastweight_ops::{Offsets, Path, SequenceOptions};
 
 use crate::support::random::Random;
@@ -31,7 +34,7 @@ fn sequence(path: Path) -> SequenceOptions {
     SequenceOptions { path, ..SequenceOptions::default() }
 }
 
-const CALLS: [(&str, Call); 9] = [
+const CALLS: [(&str, Call); 12] = [
     ("softmax", |q, k, v, path| {
         let options = SoftmaxOptions { path, ..SoftmaxOptions::default() };
         softmax_attention(q, k, v, None, &options).expect("valid arguments")
@@ -70,6 +73,26 @@ const CALLS: [(&str, Call); 9] = [
         let number = k.clone().sum_dim(3).squeeze_dim::<3>(3).tanh().abs() * 0.5;
         let (theta, eta, alpha) = (number.clone(), number.clone(), number);
         titans_memory(q, k * 0.3, v, theta, eta, alpha, None, &sequence(path)).expect("valid arguments").0
+    }),
+    ("delta product", |q, k, v, path| {
+        let beta = k.clone().sum_dim(3).squeeze_dim::<3>(3) * 0.1;
+        let k = Tensor::stack(vec![k * 0.3, q.clone() * 0.2], 2);
+        let (v, beta) =
+            (Tensor::stack(vec![v.clone(), v * 0.5], 2), Tensor::stack(vec![beta.clone(), beta], 2));
+        delta_product(q, k, v, beta, None, None, &sequence(path)).expect("valid arguments").0
+    }),
+    ("comba", |q, k, v, path| {
+        let number = k.clone().sum_dim(3).squeeze_dim::<3>(3) * 0.1;
+        let (beta, gate) = (number.clone(), number.abs().neg());
+        let [b, d] = [0.8, 0.3].map(|x| Tensor::full([q.dims()[2]], x, &q.device()));
+        comba(q, k * 0.3, v, beta, gate, b, d, None, &sequence(path)).expect("valid arguments").0
+    }),
+    ("ttt linear", |q, k, v, path| {
+        let [_, _, heads, size] = q.dims();
+        let eta = k.clone().sum_dim(3).squeeze_dim::<3>(3).tanh() * 0.05;
+        let [ln_w, ln_b] = [0.9, 0.2].map(|x| Tensor::full([heads, size], x, &q.device()));
+        let options = TttOptions { path, ..TttOptions::default() };
+        ttt_linear(q, k, v, eta, ln_w, ln_b, None, &options).expect("valid arguments").0
     }),
 ];
 

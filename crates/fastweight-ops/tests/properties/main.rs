@@ -7,12 +7,17 @@ mod agreement;
 mod arguments;
 mod arguments_gated;
 mod channels;
+mod comba;
+mod delta_product;
+mod differences;
 mod equalities;
 mod gates;
 mod layout;
 mod noncausal;
 mod partition;
 mod short_convolution;
+mod ttt;
+mod ttt_arguments;
 
 use proptest::test_runner::{Config, RngSeed};
 use support::asserts::{assert_close, assert_same};

@@ -18,6 +18,12 @@ fn joined(parts: &[Outcome], join: impl Fn(&[Arrays]) -> Arrays) -> Outcome {
     Outcome { outputs: join(&outputs), grads: join(&grads) }
 }
 
+/// Operators whose final states are what the next stretch starts from; those of TTT-Linear are flushed here,
+/// its own tests cut it.
+fn with_one_state() -> Vec<Operator> {
+    Operator::ALL.into_iter().filter(|&operator| operator != Operator::TttLinear).collect()
+}
+
 /// What the second stretch starts from: the states, or the longer cache, that the first one leaves.
 fn hand_over(problem: &Problem, first: &Problem, left: &Outcome, second: &mut Problem) {
     for name in STATES {
@@ -73,7 +79,7 @@ proptest! {
 
     #[test]
     fn a_cut_sequence_with_the_state_handed_over_equals_the_whole(
-        operator in prop::sample::select(Operator::ALL.to_vec()),
+        operator in prop::sample::select(with_one_state()),
         (time, cut) in (2..150_usize).prop_flat_map(|time| (Just(time), 1..time)),
         seed in any::<u64>(),
     ) {

@@ -4,7 +4,7 @@ use fastweight_ops::kernel::Dims;
 use fastweight_ops::softmax::Sizes;
 use fastweight_ops::{OpError, delta, linear, normalised_linear, softmax};
 
-use super::{Array, Arrays, Operator, Outcome, Problem, gated_loops, momentum_loops};
+use super::{Array, Arrays, Operator, Outcome, Problem, delta_loops, gated_loops, momentum_loops, ttt};
 
 pub(super) struct Run<'a> {
     pub(super) problem: &'a Problem,
@@ -37,7 +37,10 @@ impl<'a> Run<'a> {
 
 pub fn run(problem: &Problem) -> Result<Outcome, OpError> {
     let [batch, time, heads, key] = problem.shape("q").try_into().unwrap();
-    let value = problem.shape("v")[3];
+    if problem.operator == Operator::TttLinear {
+        return ttt::reference(problem);
+    }
+    let value = problem.value();
     let offsets = problem.offsets()?;
     let dims = Dims { batch, time, heads, key, value, scale: problem.scale as f32, offsets: offsets.clone() };
     let mut run = Run { problem, outcome: Outcome { outputs: Arrays::new(), grads: Arrays::new() } };
@@ -130,6 +133,9 @@ pub fn run(problem: &Problem) -> Result<Outcome, OpError> {
         Operator::Dplr => gated_loops::dplr(&mut run, &dims),
         Operator::MomentumDelta => momentum_loops::momentum_delta(&mut run, &dims),
         Operator::Titans => momentum_loops::titans(&mut run, &dims),
+        Operator::DeltaProduct => delta_loops::delta_product(&mut run, &dims),
+        Operator::Comba => delta_loops::comba(&mut run, &dims),
+        Operator::TttLinear => {}
     }
     Ok(run.outcome)
 }

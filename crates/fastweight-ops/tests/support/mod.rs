@@ -3,12 +3,14 @@
 #![allow(dead_code)]
 
 pub mod asserts;
+mod delta_loops;
 mod gated_loops;
 mod loops;
 mod momentum_loops;
 pub mod parts;
 pub mod random;
 mod tensors;
+mod ttt;
 
 use std::collections::BTreeMap;
 
@@ -52,10 +54,13 @@ pub enum Operator {
     Dplr,
     MomentumDelta,
     Titans,
+    DeltaProduct,
+    Comba,
+    TttLinear,
 }
 
 impl Operator {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::Softmax,
         Self::Linear,
         Self::ScalarGatedLinear,
@@ -67,7 +72,15 @@ impl Operator {
         Self::Dplr,
         Self::MomentumDelta,
         Self::Titans,
+        Self::DeltaProduct,
+        Self::Comba,
+        Self::TttLinear,
     ];
+
+    /// Whether the fixtures have cases of it; the others are held to finite differences of their loops.
+    pub fn has_fixtures(self) -> bool {
+        !matches!(self, Self::DeltaProduct | Self::Comba)
+    }
 
     pub fn name(self) -> &'static str {
         match self {
@@ -82,6 +95,9 @@ impl Operator {
             Self::Dplr => "dplr_rwkv7",
             Self::MomentumDelta => "momentum_delta_rule",
             Self::Titans => "titans_linear",
+            Self::DeltaProduct => "delta_product",
+            Self::Comba => "comba",
+            Self::TttLinear => "ttt_linear",
         }
     }
 
@@ -117,6 +133,11 @@ impl Problem {
         self.shape("q")[1]
     }
 
+    /// Size of a value; it is the last axis, behind the steps of a token where there are any.
+    pub fn value(&self) -> usize {
+        self.shape("v").last().copied().unwrap_or(0)
+    }
+
     pub fn offsets(&self) -> Result<Option<Offsets>, OpError> {
         self.offsets.as_deref().map(|offsets| Offsets::new(offsets, self.time())).transpose()
     }
@@ -129,10 +150,14 @@ impl Problem {
     /// Adds initial states of zero where none are given, so that every form reports their gradients.
     pub fn with_states(mut self) -> Self {
         let [heads, key] = [self.shape("q")[2], self.shape("q")[3]];
-        let value = self.shape("v")[3];
+        let value = self.value();
         let sequences = self.sequences();
         let memory = || Array::zeros(&[sequences, heads, key, value]);
-        if self.operator != Operator::Softmax {
+        if self.operator == Operator::TttLinear {
+            self.inputs.entry("W".into()).or_insert_with(memory);
+            let bias = || Array::zeros(&[sequences, heads, 1, value]);
+            self.inputs.entry("bias".into()).or_insert_with(bias);
+        } else if self.operator != Operator::Softmax {
             self.inputs.entry("S".into()).or_insert_with(memory);
         }
         if self.operator.has_momentum() {

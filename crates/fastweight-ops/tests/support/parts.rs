@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::ttt::STATES as TTT_STATES;
 use super::{Array, Arrays, Problem, STATES};
 
 /// Along which axis a problem is cut.
@@ -15,14 +16,30 @@ pub enum Axis {
     Heads,
 }
 
+/// Parameters that every token shares: gradients of parts add up.
+fn is_shared(name: &str) -> bool {
+    matches!(name, "ln_w" | "ln_b" | "b_head" | "d_head")
+}
+
+/// Whether a named array has a part for each token.
+pub fn is_per_token(name: &str, array: &Array) -> bool {
+    axis_of(name, array, Axis::Time).is_some()
+}
+
 /// The axis of a named array, absent where the array has none.
-fn axis_of(name: &str, axis: Axis) -> Option<usize> {
-    let state = STATES.contains(&name);
+fn axis_of(name: &str, array: &Array, axis: Axis) -> Option<usize> {
+    let rank = array.shape.len();
+    // The steps of DeltaProduct lie between time and heads.
+    let steps = rank == 5 || (name == "beta" && rank == 4);
+    let state = STATES.contains(&name) || TTT_STATES.contains(&name);
+    let shared = is_shared(name);
     let cache = matches!(name, "k_cache" | "v_cache");
     match axis {
-        Axis::Batch => Some(0),
-        Axis::Time => (!state && !cache).then_some(1),
-        Axis::Heads => Some(if state { 1 } else { 2 }),
+        Axis::Batch => (!shared).then_some(0),
+        Axis::Time => (!state && !cache && !shared).then_some(1),
+        Axis::Heads if shared => Some(0),
+        Axis::Heads if name == "position" => None,
+        Axis::Heads => Some(if state { 1 } else { 2 + usize::from(steps) }),
     }
 }
 
@@ -60,20 +77,26 @@ impl Array {
     }
 }
 
+fn sum(parts: &[Array]) -> Array {
+    parts[1..].iter().fold(parts[0].clone(), |sum, part| sum.add(part))
+}
+
 pub fn slice(arrays: &Arrays, axis: Axis, range: Range<usize>) -> Arrays {
     let cut = |(name, array): (&String, &Array)| {
-        let array = axis_of(name, axis).map_or_else(|| array.clone(), |at| array.slice(at, range.clone()));
+        let at = axis_of(name, array, axis);
+        let array = at.map_or_else(|| array.clone(), |at| array.slice(at, range.clone()));
         (name.clone(), array)
     };
     arrays.iter().map(cut).collect()
 }
 
-/// Joins what [`slice`] cut; arrays without the axis come from the last part.
+/// Joins what [`slice`] cut; of arrays without the axis, shared ones add up, others come from the last part.
 pub fn concatenate(parts: &[Arrays], axis: Axis) -> Arrays {
     let join = |name: &String| {
         let all: Vec<Array> = parts.iter().filter_map(|part| part.get(name).cloned()).collect();
-        let joined = match axis_of(name, axis) {
+        let joined = match axis_of(name, &all[0], axis) {
             Some(at) => Array::concatenate(&all, at),
+            None if is_shared(name) => sum(&all),
             None => all[all.len() - 1].clone(),
         };
         (name.clone(), joined)
@@ -96,7 +119,7 @@ pub fn documents(problem: &Problem) -> Vec<Problem> {
     let tokens_of = |arrays: &Arrays, n: usize| -> Arrays {
         let tokens = slice(arrays, Axis::Time, offsets[n]..offsets[n + 1]);
         let own = |(name, array): (String, Array)| {
-            let state = axis_of(&name, Axis::Time).is_none();
+            let state = !is_per_token(&name, &array) && !is_shared(&name);
             let array = if state { array.slice(0, n..n + 1) } else { array };
             (name, array)
         };
@@ -115,7 +138,10 @@ pub fn documents(problem: &Problem) -> Vec<Problem> {
 pub fn concatenate_documents(parts: &[Arrays]) -> Arrays {
     let join = |name: &String| {
         let all: Vec<Array> = parts.iter().map(|part| part[name].clone()).collect();
-        let axis = axis_of(name, Axis::Time).unwrap_or(0);
+        if is_shared(name) {
+            return (name.clone(), sum(&all));
+        }
+        let axis = axis_of(name, &all[0], Axis::Time).unwrap_or(0);
         (name.clone(), Array::concatenate(&all, axis))
     };
     parts[0].keys().map(join).collect()

@@ -1,6 +1,6 @@
 //! Random problems, the same for the same seed; every number is one that float32 holds.
 
-use super::{Array, Arrays, Operator, Problem};
+use super::{Array, Arrays, Operator, Problem, ttt};
 
 /// SplitMix64 (Steele, Lea and Flood 2014).
 #[derive(Debug, Clone)]
@@ -132,6 +132,7 @@ fn gate(random: &mut Random, gates: Gates, shape: &[usize]) -> Array {
 pub fn problem(operator: Operator, sizes: &Sizes, gates: Gates, seed: u64) -> Problem {
     let mut random = Random::new(seed);
     let &Sizes { batch, time, heads, key, value, .. } = sizes;
+    let value = if operator == Operator::TttLinear { key } else { value };
     let sequences = sizes.sequences();
     let normalised = operator == Operator::NormalisedLinear;
     let mut problem = Problem {
@@ -144,6 +145,21 @@ pub fn problem(operator: Operator, sizes: &Sizes, gates: Gates, seed: u64) -> Pr
     };
     tokens(&mut problem.inputs, operator, [batch, time, heads, key, value], gates, &mut random);
     problem.up.insert("o".into(), random.normals(&[batch, time, heads, value]));
+    match operator {
+        // One to three steps a token.
+        Operator::DeltaProduct => {
+            let written = [batch, time, 1 + (seed % 3) as usize, heads];
+            let of = |size| [written.as_slice(), &[size]].concat();
+            problem.inputs.insert("k".into(), random.unit_vectors(&of(key)));
+            problem.inputs.insert("v".into(), random.normals(&of(value)));
+            problem.inputs.insert("beta".into(), random.normals(&written).map(|x| 1.0 + x.tanh()));
+        }
+        Operator::TttLinear => {
+            ttt::random(&mut problem, &mut random, seed, [sequences, heads, key, value]);
+            return problem;
+        }
+        _ => {}
+    }
     if operator == Operator::Softmax {
         for (name, size) in [("k_cache", key), ("v_cache", value)] {
             problem.inputs.insert(name.into(), random.normals(&[sequences, 5, heads, size]));
@@ -178,18 +194,25 @@ fn tokens(
         Operator::Softmax | Operator::NormalisedLinear | Operator::Linear | Operator::ScalarGatedLinear => {
             input("k", random.normals(&vectors));
         }
-        Operator::Gla | Operator::Dplr => input("k", random.normals(&vectors)),
+        Operator::Gla | Operator::Dplr | Operator::TttLinear => input("k", random.normals(&vectors)),
         _ => input("k", unit.clone()),
     }
     match operator {
-        Operator::Softmax | Operator::Delta => {}
+        Operator::Softmax | Operator::Delta | Operator::TttLinear => {}
+        Operator::Comba => {
+            input("g", gate(random, gates, &numbers));
+            input("beta", random.between(0.1, 1.0, &numbers));
+            input("b_head", random.between(0.5, 1.5, &[heads]));
+            input("d_head", random.normals(&[heads]));
+        }
         Operator::Linear | Operator::ScalarGatedLinear if gates == Gates::PerHead => {
             input("g", gate(random, gates, &[heads]));
         }
         Operator::Linear
         | Operator::ScalarGatedLinear
         | Operator::NormalisedLinear
-        | Operator::GatedDelta => {
+        | Operator::GatedDelta
+        | Operator::DeltaProduct => {
             if gates != Gates::Absent {
                 input("g", gate(random, gates, &numbers));
             }

@@ -1,7 +1,9 @@
 //! The public functions on named arrays, over whole sequences and token by token.
 
+mod delta_product;
 mod sequence;
 mod steps;
+mod ttt;
 
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use fastweight_ops::{OpError, Path};
@@ -80,7 +82,9 @@ impl Tape<'_> {
         if let Some(loss) = self.loss.take() {
             let grads = loss.backward();
             for (name, gradient) in &self.gradients {
-                if let Some(array) = gradient(&grads) {
+                // What TTT gathered takes no part at the start of a mini-batch.
+                let idle = name.starts_with("G").then(|| Array::zeros(self.problem.shape(name)));
+                if let Some(array) = gradient(&grads).or(idle) {
                     self.outcome.grads.insert(name.clone(), array);
                 }
             }

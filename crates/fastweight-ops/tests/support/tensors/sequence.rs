@@ -1,5 +1,6 @@
 //! The public functions over whole sequences.
 
+use fastweight_ops::comba::comba;
 use fastweight_ops::delta::delta_rule;
 use fastweight_ops::dplr::dplr;
 use fastweight_ops::gla::gated_linear_attention;
@@ -12,14 +13,19 @@ use fastweight_ops::titans::titans_memory;
 use fastweight_ops::{OpError, Path, SequenceOptions};
 
 use super::super::Operator;
-use super::Tape;
+use super::{Tape, delta_product, ttt};
 
 pub(super) fn run(tape: &mut Tape, path: Path) -> Result<(), OpError> {
     let problem = tape.problem;
     let (q, scale) = tape.query();
-    let (k, v) = (tape.needed("k"), tape.needed("v"));
     let offsets = problem.offsets()?;
     let options = SequenceOptions { scale, offsets: offsets.clone(), path };
+    match problem.operator {
+        Operator::DeltaProduct => return delta_product::sequence(tape, q, &options),
+        Operator::TttLinear => return ttt::sequence(tape, q, options),
+        _ => {}
+    }
+    let (k, v) = (tape.needed("k"), tape.needed("v"));
     match problem.operator {
         Operator::Softmax => {
             let cache = tape.input("k_cache").zip(tape.input("v_cache"));
@@ -81,6 +87,14 @@ pub(super) fn run(tape: &mut Tape, path: Path) -> Result<(), OpError> {
             tape.output("o", o);
             tape.output("S", s);
             tape.output("M", m);
+        }
+        Operator::DeltaProduct | Operator::TttLinear => {}
+        Operator::Comba => {
+            let (beta, gate) = (tape.needed("beta"), tape.needed("g"));
+            let (b, d, initial) = (tape.needed("b_head"), tape.needed("d_head"), tape.input("S"));
+            let (o, s) = comba(q, k, v, beta, gate, b, d, initial, &options)?;
+            tape.output("o", o);
+            tape.output("S", s);
         }
         Operator::Titans => {
             let [theta, eta, alpha] = ["theta", "eta", "alpha"].map(|name| tape.needed(name));

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 use fastweight_ops::OpError;
+use fastweight_ops::comba::comba_step;
 use fastweight_ops::delta::delta_rule_step;
 use fastweight_ops::dplr::dplr_step;
 use fastweight_ops::gla::gated_linear_attention_step;
@@ -15,8 +16,8 @@ use fastweight_ops::normalised_linear::normalised_linear_attention_step;
 use fastweight_ops::softmax::{KvCache, SoftmaxOptions, softmax_attention};
 use fastweight_ops::titans::titans_memory_step;
 
-use super::super::{Operator, STATES};
-use super::Tape;
+use super::super::{Operator, Problem, STATES};
+use super::{Tape, delta_product, ttt};
 
 /// What one sequence, or all rows of a batch, hold between two tokens.
 #[derive(Default)]
@@ -87,8 +88,24 @@ impl Token<'_> {
     }
 }
 
+/// Rows and tokens.
+type Part = (Range<usize>, Range<usize>);
+
+/// All rows at once, or one document after the other.
+pub(super) fn runs(problem: &Problem) -> Result<Vec<Part>, OpError> {
+    Ok(match problem.offsets()? {
+        None => vec![(0..problem.shape("q")[0], 0..problem.time())],
+        Some(offsets) => offsets.ranges().enumerate().map(|(n, tokens)| (n..n + 1, tokens)).collect(),
+    })
+}
+
 pub(super) fn run(tape: &mut Tape) -> Result<(), OpError> {
     let problem = tape.problem;
+    match problem.operator {
+        Operator::DeltaProduct => return delta_product::steps(tape),
+        Operator::TttLinear => return ttt::steps(tape),
+        _ => {}
+    }
     let (q, scale) = tape.query();
     let tokens = Tokens::new(tape, q);
     let mut matrices = BTreeMap::new();
@@ -97,13 +114,9 @@ pub(super) fn run(tape: &mut Tape) -> Result<(), OpError> {
     }
     let z = tape.input::<3>("z");
     let cache = tape.input::<4>("k_cache").zip(tape.input::<4>("v_cache"));
-    let runs: Vec<(Range<usize>, Range<usize>)> = match problem.offsets()? {
-        None => vec![(0..problem.shape("q")[0], 0..problem.time())],
-        Some(offsets) => offsets.ranges().enumerate().map(|(n, tokens)| (n..n + 1, tokens)).collect(),
-    };
     let (mut outputs, mut normalisers) = (Vec::new(), Vec::new());
     let mut states: BTreeMap<&str, Vec<Tensor<4>>> = BTreeMap::new();
-    for (rows, range) in runs {
+    for (rows, range) in runs(problem)? {
         let of4 = |x: &Tensor<4>| x.clone().narrow(0, rows.start, rows.len());
         let mut held = Held {
             matrices: matrices.iter().map(|(&name, state)| (name, of4(state))).collect(),
@@ -161,6 +174,12 @@ fn step(
     let s = held.take("S");
     let (o, s) = match operator {
         Operator::Softmax => unreachable!("it has a cache instead of a state"),
+        Operator::DeltaProduct | Operator::TttLinear => unreachable!("it has a loop of its own"),
+        Operator::Comba => {
+            let [b, d] =
+                ["b_head", "d_head"].map(|name| token.needed(name).narrow(0, 0, 1).squeeze_dim::<1>(0));
+            comba_step(q, k, v, token.needed("beta"), token.needed("g"), b, d, s, scale)?
+        }
         Operator::Linear | Operator::ScalarGatedLinear => {
             linear_attention_step(q, k, v, token.number("g"), s, scale)?
         }
