@@ -90,7 +90,7 @@ impl MixerConfig {
 
     /// Width of the layer's short convolutions, 0 for none.
     pub fn conv_width(&self) -> usize {
-        each!(self, Layer, config => config.conv_width)
+        each!(self, Layer, config => config.conv_width())
     }
 
     /// Checks the options against the layer's geometry.
@@ -133,22 +133,6 @@ impl MixerConfig {
             return StateSize { fixed: usize::MAX, growing: 0 };
         }
         each!(self, Layer, config => config.state_size(ctx, tokens))
-    }
-
-    /// Tokens that a short convolution reads; 0 without one.
-    fn conv_width(&self) -> usize {
-        match self {
-            Self::SoftmaxAttention(config) => config.conv_width,
-            Self::LinearAttention(config) => config.conv_width,
-            Self::Elu1LinearAttention(config) => config.conv_width,
-            Self::RetNet(config) => config.conv_width,
-            Self::LightningAttention(config) => config.conv_width,
-            Self::Mamba2(config) => config.conv_width,
-            Self::DeltaNet(config) => config.conv_width,
-            Self::GatedDeltaNet(config) => config.conv_width,
-            Self::Rule(config) => config.conv_width,
-            Self::Rwkv7(_) => 0,
-        }
     }
 
     /// Whether no product of the layer's sizes overflows.

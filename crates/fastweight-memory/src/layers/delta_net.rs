@@ -68,6 +68,10 @@ impl LayerConfig for DeltaNetConfig {
     const NAME: &'static str = "delta_net";
     type Layer = DeltaNet;
 
+    fn conv_width(&self) -> usize {
+        self.conv_width
+    }
+
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
         ctx.validate(NAME)?;
         validate_conv(NAME, self.conv_width)

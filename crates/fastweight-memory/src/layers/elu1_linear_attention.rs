@@ -53,6 +53,10 @@ impl LayerConfig for Elu1LinearAttentionConfig {
     const NAME: &'static str = "elu1_linear_attention";
     type Layer = Elu1LinearAttention;
 
+    fn conv_width(&self) -> usize {
+        self.conv_width
+    }
+
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
         ctx.validate(NAME)?;
         validate_conv(NAME, self.conv_width)

@@ -82,6 +82,10 @@ impl LayerConfig for GatedDeltaNetConfig {
     const NAME: &'static str = "gated_delta_net";
     type Layer = GatedDeltaNet;
 
+    fn conv_width(&self) -> usize {
+        self.conv_width
+    }
+
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
         ctx.validate(NAME)?;
         validate_conv(NAME, self.conv_width)?;

@@ -65,6 +65,10 @@ impl LayerConfig for LightningAttentionConfig {
     const NAME: &'static str = "lightning_attention";
     type Layer = LightningAttention;
 
+    fn conv_width(&self) -> usize {
+        self.conv_width
+    }
+
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
         ctx.validate(NAME)?;
         validate_conv(NAME, self.conv_width)

@@ -61,6 +61,10 @@ impl LayerConfig for LinearAttentionConfig {
     const NAME: &'static str = "linear_attention";
     type Layer = LinearAttention;
 
+    fn conv_width(&self) -> usize {
+        self.conv_width
+    }
+
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
         ctx.validate(NAME)?;
         validate_conv(NAME, self.conv_width)

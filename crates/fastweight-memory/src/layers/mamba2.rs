@@ -75,6 +75,10 @@ impl LayerConfig for Mamba2Config {
     const NAME: &'static str = "mamba2";
     type Layer = Mamba2;
 
+    fn conv_width(&self) -> usize {
+        self.conv_width
+    }
+
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
         ctx.validate(NAME)?;
         validate_conv(NAME, self.conv_width)

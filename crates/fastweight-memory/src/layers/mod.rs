@@ -43,6 +43,11 @@ pub trait LayerConfig: Clone + Default + Serialize + DeserializeOwned {
     /// The layer that is made.
     type Layer: Layer;
 
+    /// Tokens that its short convolutions read; 0 without one.
+    fn conv_width(&self) -> usize {
+        0
+    }
+
     /// Checks the options against the layer's geometry.
     ///
     /// # Errors

@@ -76,6 +76,10 @@ impl LayerConfig for RetNetConfig {
     const NAME: &'static str = "retnet";
     type Layer = RetNet;
 
+    fn conv_width(&self) -> usize {
+        self.conv_width
+    }
+
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
         if self.rope {
             ctx.validate_rotary(NAME, self.rope_base)?

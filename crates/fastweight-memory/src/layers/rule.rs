@@ -111,6 +111,10 @@ impl LayerConfig for RuleConfig {
     const NAME: &'static str = "rule";
     type Layer = RuleMemory;
 
+    fn conv_width(&self) -> usize {
+        self.conv_width
+    }
+
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
         self.rule.validate()?;
         ctx.validate(NAME)?;

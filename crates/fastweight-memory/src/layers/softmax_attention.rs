@@ -72,6 +72,10 @@ impl LayerConfig for SoftmaxAttentionConfig {
     const NAME: &'static str = "softmax_attention";
     type Layer = SoftmaxAttention;
 
+    fn conv_width(&self) -> usize {
+        self.conv_width
+    }
+
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
         if self.rope {
             ctx.validate_rotary(NAME, self.rope_base)?

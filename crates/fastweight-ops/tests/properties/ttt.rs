@@ -254,10 +254,14 @@ fn limits_of_rates_and_readings_agree() {
                 let error = crate::relative_rms(&found.outputs[name].values, &expected.values);
                 assert!(error <= 1e-5, "{label}: {name} is off by {error:e}");
             }
-            let size = crate::rms(&expected.grads["v"].values).max(1.0);
+            let size = crate::support::rms(&expected.grads["v"].values).max(1.0);
             for (name, grad) in &found.grads {
                 let expected = &expected.grads[name].values;
-                let error = crate::error_against(&grad.values, expected, crate::rms(expected).max(size));
+                let error = crate::support::error_against(
+                    &grad.values,
+                    expected,
+                    crate::support::rms(expected).max(size),
+                );
                 assert!(error <= 1e-4, "{label}: gradient of {name} is off by {error:e}");
             }
         }
