@@ -1,6 +1,9 @@
 //! One chunk of the [backward pass](super::backward).
 
+#![allow(clippy::needless_range_loop, reason = "tiles are indexed by row and register")]
+
 use super::backward::{BLOCK, BackwardTask, Workspace, transposed_in};
+use super::backward_states::states_again;
 use super::{Rule, fill, prefetch_token, scale_rows, sweeps, swept};
 use crate::kernel::gates::{CHUNK, is_reset};
 use crate::kernel::memory::{Place, prefetch_rows};
@@ -105,79 +108,6 @@ unsafe fn writes<L: Lanes, R: Rule>(w: &Workspace, tokens: usize) {
     }
 }
 
-/// The states of the block's columns, before the chunk and after each token, as the forward pass had them.
-#[inline(always)]
-unsafe fn states_again<L: Lanes, R: Rule>(w: &Workspace, column: usize, rows: usize, tokens: usize) {
-    // SAFETY: rows and registers inside the matrices.
-    unsafe {
-        let mut j = 0;
-        while j < w.start.stride {
-            let mut row = 0;
-            while row + ROWS <= rows {
-                history::<L, ROWS, R>(w, column, row, tokens, j);
-                row += ROWS;
-            }
-            while row < rows {
-                history::<L, 1, R>(w, column, row, tokens, j);
-                row += 1;
-            }
-            j += L::COUNT;
-        }
-    }
-}
-
-/// The same for `M` columns and one register of keys, which stay in registers from token to token.
-#[inline(always)]
-#[allow(clippy::needless_range_loop, reason = "tiles are indexed by row")]
-unsafe fn history<L: Lanes, const M: usize, R: Rule>(
-    w: &Workspace,
-    column: usize,
-    row: usize,
-    tokens: usize,
-    j: usize,
-) {
-    // SAFETY: vouched for by the caller.
-    unsafe {
-        let zero = L::splat(0.0);
-        let (mut s, mut p) = ([zero; M], [zero; M]);
-        for m in 0..M {
-            s[m] = L::load(w.start.at(column + row + m, j));
-            s[m].store(w.states.at(row + m, j));
-            if R::MOMENTUM {
-                p[m] = L::load(w.start_p.at(column + row + m, j));
-                p[m].store(w.momenta.at(row + m, j));
-            }
-        }
-        for t in 0..tokens {
-            let sweeps = sweeps(t);
-            let (decay, write) = (L::load(w.staged.decay.at(t, j)), L::load(w.staged.write.at(t, j)));
-            let value_key = if R::ADDS_VALUE { L::load(w.staged.value_key.at(t, j)) } else { write };
-            for m in 0..M {
-                let u = L::splat(*w.u.at(t, column + row + m));
-                let after = (t + 1) * BLOCK + row + m;
-                s[m] = s[m].mul(decay);
-                if R::MOMENTUM {
-                    p[m] = write.mul_add(u, p[m].mul(L::splat(w.staged.momentum(t))));
-                    if sweeps {
-                        p[m] = p[m].flush_tiny();
-                    }
-                    p[m].store(w.momenta.at(after, j));
-                    s[m] = L::splat(w.staged.momentum_rate(t)).mul_add(p[m], s[m]);
-                } else {
-                    s[m] = write.mul_add(u, s[m]);
-                }
-                if R::ADDS_VALUE {
-                    s[m] = value_key.mul_add(L::splat(*w.v.at(t, column + row + m)), s[m]);
-                }
-                if sweeps {
-                    s[m] = s[m].flush_tiny();
-                }
-                s[m].store(w.states.at(after, j));
-            }
-        }
-    }
-}
-
 /// Gradients of one token through the block's columns.
 #[inline(always)]
 unsafe fn token<L: Lanes, const WIDE: usize, R: Rule, const SWEEP: bool>(
@@ -213,7 +143,6 @@ unsafe fn token<L: Lanes, const WIDE: usize, R: Rule, const SWEEP: bool>(
 /// Adds the output's share to the gradients of `M` columns of the state, and from them takes the gradients
 /// of `u` and `v`.
 #[inline(always)]
-#[allow(clippy::needless_range_loop, reason = "tiles are indexed by row")]
 unsafe fn value_gradients<L: Lanes, const M: usize, R: Rule>(w: &Workspace, column: usize, t: usize) {
     // SAFETY: vouched for by the caller.
     unsafe {
@@ -258,7 +187,6 @@ unsafe fn value_gradients<L: Lanes, const M: usize, R: Rule>(w: &Workspace, colu
 
 /// Gradients of `N` registers of keys, summed over the block's columns, and the step to the token before.
 #[inline(always)]
-#[allow(clippy::needless_range_loop, reason = "tiles are indexed by register")]
 unsafe fn sums<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(
     w: &Workspace,
     column: usize,
@@ -269,12 +197,12 @@ unsafe fn sums<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(
     // SAFETY: vouched for by the caller.
     unsafe {
         let zero = [L::splat(0.0); N];
-        let (mut d_q, mut d_read, mut d_write, mut d_value_key) = (zero, zero, zero, zero);
+        let (mut d_read, mut d_write, mut d_value_key) = (zero, zero, zero);
         let (mut d_decay, mut d_momentum, mut d_momentum_rate) = (zero, zero, zero);
         let mu = L::splat(if R::MOMENTUM { w.staged.momentum(t) } else { 0.0 });
         let through = if R::CORRECTS { -w.staged.rate(t) } else { 1.0 };
         for row in 0..rows {
-            let (d_o, u) = (L::splat(*w.d_o.at(t, column + row)), L::splat(*w.u.at(t, column + row)));
+            let u = L::splat(*w.u.at(t, column + row));
             let v = if R::ADDS_VALUE { L::splat(*w.v.at(t, column + row)) } else { u };
             let d_reading = if R::READS { L::splat(through * *w.d_u.at(t, column + row)) } else { u };
             let before = t * BLOCK + row;
@@ -282,7 +210,6 @@ unsafe fn sums<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(
                 let j = first + n * L::COUNT;
                 let ds = L::load(w.ds.at(column + row, j));
                 let s = L::load(w.states.at(before, j));
-                d_q[n] = d_o.mul_add(L::load(w.states.at(before + BLOCK, j)), d_q[n]);
                 d_decay[n] = ds.mul_add(s, d_decay[n]);
                 let mut written = ds;
                 if R::MOMENTUM {
@@ -306,7 +233,6 @@ unsafe fn sums<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(
         }
         for n in 0..N {
             let j = first + n * L::COUNT;
-            add_to(w.d_q.at(t, j), d_q[n]);
             add_to(w.d_write.at(t, j), d_write[n]);
             add_to(w.d_decay.at(t, j), d_decay[n]);
             if R::READS {

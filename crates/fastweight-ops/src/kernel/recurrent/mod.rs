@@ -11,6 +11,7 @@
 
 pub(crate) mod backward;
 mod backward_rows;
+mod backward_states;
 pub(crate) mod forward;
 pub(crate) mod step;
 
