@@ -92,8 +92,8 @@ pub fn ttt_linear(
     let offsets = options.offsets.as_ref();
     let dims = arguments.sequence(&q, &k, &v, options.scale, offsets)?;
     let (states, heads, key) = (dims.states(), dims.heads, dims.key);
-    check_norm(&arguments, &dims, &v, &ln_w, &ln_b)?;
     arguments.tensor("eta", &eta, [dims.batch, dims.time, heads])?;
+    check_norm(&arguments, &dims, &v, &ln_w, &ln_b)?;
     let initial = initial.unwrap_or_else(|| TttState::zeros(states, heads, key, (&q.device(), q.dtype())));
     initial.check(&arguments, [states, heads, key], options.mini_batch)?;
     let fused = options.path.is_fused(NAME, &q)?;

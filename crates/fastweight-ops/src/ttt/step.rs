@@ -35,8 +35,8 @@ pub fn ttt_linear_step(
     if Path::Auto.is_fused(NAME, &q)? && !gradients {
         let arguments = Arguments::new(NAME, &q);
         let dims = arguments.token(&q, &k, &v, options.scale)?;
-        super::check_norm(&arguments, &dims, &v, &ln_w, &ln_b)?;
         arguments.tensor("eta", &eta, [dims.batch, dims.heads])?;
+        super::check_norm(&arguments, &dims, &v, &ln_w, &ln_b)?;
         state.check(&arguments, [dims.batch, dims.heads, dims.key], options.mini_batch)?;
         return Ok(in_place(&dims, options.mini_batch, [q, k, v], eta, [ln_w, ln_b], state));
     }

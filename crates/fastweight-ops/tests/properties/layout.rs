@@ -90,7 +90,9 @@ const CALLS: [(&str, Call); 12] = [
     ("ttt linear", |q, k, v, path| {
         let [_, _, heads, size] = q.dims();
         let eta = k.clone().sum_dim(3).squeeze_dim::<3>(3).tanh() * 0.05;
-        let [ln_w, ln_b] = [0.9, 0.2].map(|x| Tensor::full([heads, size], x, &q.device()));
+        // With equal scales the columns of an output would add up to a constant.
+        let ln_w = k.clone().slice([0..1, 0..1]).reshape([heads, size]).tanh() + 1.0;
+        let ln_b = Tensor::full([heads, size], 0.2, &q.device());
         let options = TttOptions { path, ..TttOptions::default() };
         ttt_linear(q, k, v, eta, ln_w, ln_b, None, &options).expect("valid arguments").0
     }),

@@ -1,5 +1,6 @@
 //! The public functions over whole sequences.
 
+use burn::tensor::DType;
 use fastweight_ops::comba::comba;
 use fastweight_ops::delta::delta_rule;
 use fastweight_ops::dplr::dplr;
@@ -91,7 +92,11 @@ pub(super) fn run(tape: &mut Tape, path: Path) -> Result<(), OpError> {
         Operator::DeltaProduct | Operator::TttLinear => {}
         Operator::Comba => {
             let (beta, gate) = (tape.needed("beta"), tape.needed("g"));
-            let (b, d, initial) = (tape.needed("b_head"), tape.needed("d_head"), tape.input("S"));
+            let (b, mut d, initial) = (tape.needed("b_head"), tape.needed("d_head"), tape.input("S"));
+            if tape.dtype == DType::F64 {
+                // The query holds the scale already, what leaves it must too.
+                d = d.mul_scalar(problem.scale);
+            }
             let (o, s) = comba(q, k, v, beta, gate, b, d, initial, &options)?;
             tape.output("o", o);
             tape.output("S", s);
