@@ -4,7 +4,8 @@ use burn::tensor::Tensor;
 
 use super::factors::{Factors, Scalars};
 use super::network::{Gradients, Network};
-use super::{DeepState, DeepTokens, RateOf};
+use super::pieces::blend;
+use super::{DeepState, DeepTokens, InnerLoss, RateOf};
 
 /// Weights of every row and head, `[M,in,out]` for each layer.
 type Layers = Vec<Tensor<3>>;
@@ -14,6 +15,8 @@ struct Running {
     start: Layers,
     current: Layers,
     momentum: Option<Layers>,
+    /// The window's tokens, `[M,window-1,K+V+2]`.
+    recent: Option<Tensor<3>>,
 }
 
 /// One chunk's share of the tokens, `[M,C,*]` each.
@@ -22,7 +25,7 @@ struct Chunk {
     k: Tensor<3>,
     v: Tensor<3>,
     threshold: Option<Tensor<3>>,
-    /// Rates, where the gradients themselves depend on them.
+    /// Rates `[M,C,1]`, where `factors` are without them or the gradients depend on them.
     rate: Option<Tensor<3>>,
     factors: Factors,
     /// The rows a reader uses, when they are not those of `factors`.
@@ -38,9 +41,14 @@ pub(super) fn run(network: &Network, tokens: &DeepTokens, state: DeepState) -> (
     let whole = (time - first) / chunk;
     let last = time - first - whole * chunk;
 
-    let DeepState { start, current, momentum, positions } = state;
+    let DeepState { start, current, momentum, recent, positions } = state;
     let flat = |layers: Vec<Tensor<4>>| layers.into_iter().map(flatten).collect::<Layers>();
-    let mut running = Running { start: flat(start), current: flat(current), momentum: momentum.map(flat) };
+    let mut running = Running {
+        start: flat(start),
+        current: flat(current),
+        momentum: momentum.map(flat),
+        recent: recent.map(flatten),
+    };
     let mut outputs = Vec::new();
     for (from, count, length) in [(0, 1, first), (first, whole, chunk), (time - last, 1, last)] {
         if count * length > 0 {
@@ -68,6 +76,10 @@ pub(super) fn run(network: &Network, tokens: &DeepTokens, state: DeepState) -> (
         start: unflat(running.start),
         current: unflat(running.current),
         momentum: running.momentum.map(unflat),
+        recent: running.recent.map(|recent| {
+            let [_, tokens, columns] = recent.dims();
+            recent.reshape([rows, heads, tokens, columns])
+        }),
         positions: positions.into_iter().map(|position| position + time).collect(),
     };
     (o, state)
@@ -89,9 +101,19 @@ impl Running {
 
     /// One chunk, or the part of one that is there: its output `[M,C,V]`.
     fn read_and_write(&mut self, network: &Network, chunk: Chunk) -> Tensor<3> {
-        let Chunk { q, k, v, threshold, rate, factors, before } = chunk;
+        let Chunk { q, mut k, mut v, mut threshold, mut rate, mut factors, mut before } = chunk;
+        let [_, tokens, _] = q.dims();
+        if let Some(recent) = self.recent.take() {
+            (k, v, rate, threshold) = self.slide(network, recent, [k, v], rate, threshold);
+            if let Some(rate) = &rate {
+                let row = rate.clone().swap_dims(1, 2);
+                factors.mix = factors.mix * row.clone();
+                factors.gather = factors.gather.map(|gather| gather * rate.clone());
+                before = before.map(|(keep, carry, mix)| (keep, carry, mix * row));
+            }
+        }
         let mut gradients = network.gradients(&self.start, k, v, threshold);
-        if let Some(rate) = rate {
+        if let Some(rate) = rate.filter(|_| network.memory.proximal) {
             gradients = gradients.proximal(rate);
         }
         let Gradients { inputs, errors } = gradients;
@@ -104,46 +126,58 @@ impl Running {
             None => (factors.keep.clone(), factors.carry.clone(), factors.mix.clone()),
         };
         let output = network.value(q, |layer, h| {
-            let mut z = h.clone().matmul(base[layer].clone());
-            if let Some(keep) = &keep {
-                z = z * keep.clone();
-            }
-            if let (Some(carry), Some(momentum)) = (&carry, &self.momentum) {
-                z = z + h.clone().matmul(momentum[layer].clone()) * carry.clone();
-            }
-            let scores = h.matmul(inputs[layer].clone().swap_dims(1, 2)) * mix.clone();
-            z - scores.matmul(errors[layer].clone())
+            let scores = h.clone().matmul(inputs[layer].clone().swap_dims(1, 2)) * mix.clone();
+            let carried = carry.clone().zip(self.momentum.as_ref());
+            let carried = carried.map(|(carry, p)| (h.clone().matmul(p[layer].clone()), carry));
+            let written = scores.matmul(errors[layer].clone());
+            blend(h.matmul(base[layer].clone()), keep.clone(), carried, network.fused) - written
         });
 
-        let [_, tokens, _] = factors.mix.dims();
         let end = |x: &Tensor<3>| x.clone().narrow(1, tokens - 1, 1);
         let end_mix = end(&factors.mix).swap_dims(1, 2);
         let (end_keep, end_carry) = (factors.keep.as_ref().map(end), factors.carry.as_ref().map(end));
         let write = |layer: usize, weights: &Tensor<3>| {
             (inputs[layer].clone() * weights.clone()).swap_dims(1, 2).matmul(errors[layer].clone())
         };
-        let mut current = Layers::new();
-        for (layer, base) in base.iter().enumerate() {
-            let mut w = base.clone();
-            if let Some(keep) = &end_keep {
-                w = w * keep.clone();
-            }
-            if let (Some(carry), Some(momentum)) = (&end_carry, &self.momentum) {
-                w = w + momentum[layer].clone() * carry.clone();
-            }
-            current.push(w - write(layer, &end_mix));
-        }
+        let advance = |(layer, base): (usize, &Tensor<3>)| {
+            let carried = end_carry.clone().zip(self.momentum.as_ref());
+            let carried = carried.map(|(carry, p)| (p[layer].clone(), carry));
+            blend(base.clone(), end_keep.clone(), carried, network.fused) - write(layer, &end_mix)
+        };
+        let current: Layers = base.iter().enumerate().map(advance).collect();
         if let (Some(gather), Some(momentum)) = (&factors.gather, &mut self.momentum) {
             for (layer, p) in momentum.iter_mut().enumerate() {
-                let held = match &factors.hold {
-                    Some(hold) => p.clone() * hold.clone(),
-                    None => p.clone(),
-                };
-                *p = held - write(layer, gather);
+                *p = blend(p.clone(), factors.hold.clone(), None, network.fused) - write(layer, gather);
             }
         }
         self.current = current;
         output
+    }
+
+    /// Puts the window's tokens before the chunk's and keeps the last ones: keys, values, rates and thresholds.
+    fn slide(
+        &mut self,
+        network: &Network,
+        recent: Tensor<3>,
+        [k, v]: [Tensor<3>; 2],
+        rate: Option<Tensor<3>>,
+        threshold: Option<Tensor<3>>,
+    ) -> (Tensor<3>, Tensor<3>, Option<Tensor<3>>, Option<Tensor<3>>) {
+        let ([rows, tokens, key], [.., value]) = (k.dims(), v.dims());
+        let ones = || Tensor::ones([rows, tokens, 1], (&k.device(), k.dtype()));
+        let number = |x: Option<Tensor<3>>| x.unwrap_or_else(ones);
+        let has_threshold = network.memory.loss == InnerLoss::Huber;
+        let new = Tensor::cat(vec![k.clone(), v, number(rate), number(threshold)], 2);
+        let kept = recent.dims()[1];
+        let all = Tensor::cat(vec![recent, new], 1);
+        self.recent = Some(all.clone().narrow(1, tokens, kept));
+        let columns = |from: usize, count: usize| all.clone().narrow(2, from, count);
+        (
+            columns(0, key),
+            columns(key, value),
+            Some(columns(key + value, 1)),
+            has_threshold.then(|| columns(key + value + 1, 1)),
+        )
     }
 }
 
@@ -169,13 +203,14 @@ fn chunks(network: &Network, tokens: &DeepTokens, from: usize, count: usize, len
         Some(rate) => scalars(rate),
         None => Tensor::ones([count * m, length], (&tokens.q.device(), tokens.q.dtype())),
     };
-    let mut rates = network.memory.proximal.then(|| cut(rate.clone().unsqueeze_dim::<3>(2)));
+    let mut rates = (network.memory.proximal || network.memory.window > 1)
+        .then(|| cut(rate.clone().unsqueeze_dim::<3>(2)));
     let scalar_factors = Scalars {
         rate,
         momentum: tokens.momentum.as_ref().map(scalars),
         decay: tokens.decay.as_ref().map(scalars),
     };
-    let factors = Factors::new(scalar_factors, network.memory.rate);
+    let factors = Factors::new(scalar_factors, network.memory.rate, network.memory.window);
     let cut_if = |x: Option<Tensor<3>>| x.map(cut);
     let before = network.memory.read_before_write.then(|| factors.before());
     let mut before = before.map(|(keep, carry, mix)| (cut_if(keep), cut_if(carry), cut(mix)));

@@ -41,7 +41,7 @@ pub enum RateOf {
     #[default]
     Written,
     /// The reading token's, `W_t = W_start - theta_t sum_{s <= t} G_s` (TTT, 2407.04620); the chunk's last token
-    /// gives the rate that lasts. Excludes momentum, decay, a window and reading before writing.
+    /// gives the rate that lasts. Excludes momentum, decay, a window, proximal steps and reading before writing.
     Reading,
 }
 
@@ -75,6 +75,9 @@ pub struct DeepMemory {
     pub chunk: usize,
     /// Whether a token reads before it writes.
     pub read_before_write: bool,
+    /// Tokens whose gradients a token's momentum takes up: itself and those before it, all at the weights of its
+    /// own chunk's start (Omega rule, Atlas, 2505.23735); 1 for itself alone.
+    pub window: usize,
 }
 
 impl Default for DeepMemory {
@@ -92,6 +95,7 @@ impl Default for DeepMemory {
             proximal: false,
             chunk: 16,
             read_before_write: false,
+            window: 1,
         }
     }
 }
@@ -118,6 +122,22 @@ impl DeepMemory {
         self.weight_shapes(key, value).iter().map(|[rows, columns]| rows * columns).sum()
     }
 
+    /// Upper bound of the bytes that a forward and a backward pass hold for each token and head of a long sequence,
+    /// in float32 with fused pieces, a window of 1 and whole chunks.
+    ///
+    /// Each chunk's weights (and momentum) are kept, about 10 copies of every layer's input and error, and 24 rows of
+    /// the chunk's factors: linear in the tokens, whatever their number.
+    pub fn training_bytes(&self, key: usize, value: usize, momentum: bool) -> usize {
+        let weights = self.weight_count(key, value) * (1 + usize::from(momentum)) / self.chunk;
+        let vectors: usize = self.weight_shapes(key, value).iter().flatten().sum();
+        size_of::<f32>() * (weights + 10 * (vectors + key + value) + 24 * self.chunk)
+    }
+
+    /// Numbers of a token that a window keeps: its key, its value, its rate and its threshold.
+    pub(super) fn recent_columns(key: usize, value: usize) -> usize {
+        key + value + 2
+    }
+
     /// Checks the numbers against each other and against the sizes of a head.
     ///
     /// # Errors
@@ -132,6 +152,9 @@ impl DeepMemory {
         if self.chunk == 0 {
             return Err(wrong("chunk", 0, "at least 1 token"));
         }
+        if self.window == 0 {
+            return Err(wrong("window", 0, "at least 1 token"));
+        }
         if !(self.norm_eps > 0.0 && self.norm_eps.is_finite()) {
             return Err(wrong("norm_eps", self.norm_eps, "a positive number"));
         }
@@ -145,6 +168,9 @@ impl DeepMemory {
             }
             _ if self.rate == RateOf::Reading && self.proximal => {
                 Err(wrong("proximal", true, "false where the reading token's rate counts"))
+            }
+            _ if self.rate == RateOf::Reading && self.window > 1 => {
+                Err(wrong("window", self.window, "1 where the reading token's rate counts"))
             }
             _ if self.rate == RateOf::Reading && self.read_before_write => {
                 Err(wrong("read_before_write", true, "false where the reading token's rate counts"))

@@ -18,7 +18,8 @@ pub(super) struct FusedNormaliseBack {
 /// Sums are kept in so many parts, which the compiler turns into registers.
 const PARTS: usize = 16;
 
-fn sum(term: impl Fn(usize) -> f32, count: usize) -> f32 {
+/// `sum_i term(i)` for `i` below `count`, always in the same order.
+pub(super) fn sum(term: impl Fn(usize) -> f32, count: usize) -> f32 {
     let mut parts = [0.0; PARTS];
     let whole = count - count % PARTS;
     for at in (0..whole).step_by(PARTS) {

@@ -9,18 +9,19 @@ use burn::tensor::Tensor;
 
 use super::RateOf;
 
-/// Factors of `n` chunks of `C` tokens, a chunk a row.
+/// Factors of `n` chunks of `C` tokens, a chunk a row; `S` is C, or with a window C and the tokens before it, and
+/// then the rates of the S tokens are still to be multiplied in.
 #[derive(Debug, Clone)]
 pub(super) struct Factors {
     /// `[R,C,1]`; ones when absent.
     pub(super) keep: Option<Tensor<3>>,
     /// `[R,C,1]`; there is no momentum when absent.
     pub(super) carry: Option<Tensor<3>>,
-    /// `[R,C,C]`.
+    /// `[R,C,S]`.
     pub(super) mix: Tensor<3>,
     /// Last row of `hold`, `[R,1,1]`; one when absent.
     pub(super) hold: Option<Tensor<3>>,
-    /// Last row of `gather`, `[R,C,1]`, where there is momentum.
+    /// Last row of `gather`, `[R,S,1]`, where there is momentum.
     pub(super) gather: Option<Tensor<3>>,
 }
 
@@ -33,7 +34,7 @@ pub(super) struct Scalars {
 }
 
 impl Factors {
-    pub(super) fn new(scalars: Scalars, rate_of: RateOf) -> Self {
+    pub(super) fn new(scalars: Scalars, rate_of: RateOf, window: usize) -> Self {
         let Scalars { rate, momentum, decay } = scalars;
         let [rows, tokens] = rate.dims();
         let ones = || Tensor::<3>::ones([rows, tokens, tokens], (&rate.device(), rate.dtype())).tril(0);
@@ -48,7 +49,10 @@ impl Factors {
                 gather: Some(gather),
             };
         }
-        let written = rate.clone().unsqueeze_dim::<3>(1);
+        let written = |x: Tensor<3>| match window {
+            1 => x * rate.clone().unsqueeze_dim::<3>(1),
+            _ => x.matmul(band(tokens, window, &rate)),
+        };
         let from_start = |products: &Tensor<3>, first: &Tensor<2>| {
             products.clone().narrow(2, 0, 1) * first.clone().narrow(1, 0, 1).unsqueeze_dim::<3>(2)
         };
@@ -62,16 +66,16 @@ impl Factors {
             None => (None, ones()),
         };
         let Some(momentum) = momentum else {
-            return Self { keep, carry: None, mix: retained * written, hold: None, gather: None };
+            return Self { keep, carry: None, mix: written(retained), hold: None, gather: None };
         };
         let held = products(&momentum);
         let hold = from_start(&held, &momentum);
         Self {
             keep,
             carry: Some(retained.clone().matmul(hold.clone())),
-            mix: retained.matmul(held.clone()) * written.clone(),
+            mix: written(retained.matmul(held.clone())),
             hold: Some(hold.narrow(1, tokens - 1, 1)),
-            gather: Some((held.narrow(1, tokens - 1, 1) * written).swap_dims(1, 2)),
+            gather: Some(written(held.narrow(1, tokens - 1, 1)).swap_dims(1, 2)),
         }
     }
 
@@ -92,6 +96,15 @@ impl Factors {
             shift(&self.mix, 0.0),
         )
     }
+}
+
+/// `[1,C,C+window-1]`: which tokens each token's momentum takes up, those before the chunk first.
+fn band(tokens: usize, window: usize, like: &Tensor<2>) -> Tensor<3> {
+    let columns = tokens + window - 1;
+    let inside = |at: usize| (at / columns..at / columns + window).contains(&(at % columns));
+    let band: Vec<f32> = (0..tokens * columns).map(|at| f32::from(u8::from(inside(at)))).collect();
+    let options = (&like.device(), like.dtype());
+    Tensor::<1>::from_data(band.as_slice(), options).reshape([1, tokens, columns])
 }
 
 /// `[R,C,C]`: entry (t, j) is `prod_{j < r <= t} x_r` for `j <= t`, zero above.

@@ -17,12 +17,21 @@
 //! at token s, an attention of the query's hidden vector over those of the chunk. The inner gradient is written out in tensor
 //! operations, so that outer gradients flow through the updates.
 //!
-//! A training pass keeps each chunk's weights and hidden vectors: memory grows linearly with the tokens.
+//! A training pass keeps each chunk's weights and hidden vectors: memory grows linearly with the tokens, with the
+//! slope of [`DeepMemory::training_bytes`].
+//!
+//! # What keeps it stable
+//! A chunk adds up its tokens' gradients, and a layer that reads `h` answers a rate theta with `theta |h|^2`, behind
+//! a LayerNorm over the variance of what it normalises: keep `chunk * theta * |h|^2 / variance` near or below one. A
+//! decay towards zero that outruns the rate lets that variance fall to nothing, and gradients of the outer loss then
+//! grow from chunk to chunk until they overflow; let decays begin near `1 / context`. [`DeepMemory::proximal`] bounds
+//! `theta |h|^2` layer by layer.
 
 mod check;
 mod chunked;
 mod config;
 mod cpu;
+mod cpu_blend;
 mod cpu_norm;
 mod factors;
 mod network;
@@ -109,7 +118,9 @@ pub fn deep_memory(
     check::check(memory, &tokens, norm, &state, offsets)?;
     let fused = path.is_fused(NAME, &tokens.q)?;
     let moving = tokens.momentum.is_some() || memory.rate == RateOf::Reading;
-    let state = if moving { state.with_momentum() } else { state };
+    let [.., heads, key] = tokens.q.dims();
+    let [.., value] = tokens.v.dims();
+    let state = if moving { state.with_momentum() } else { state }.with_window(memory, [heads, key, value]);
     if tokens.q.dims()[1] == 0 {
         return Ok((tokens.v, state));
     }

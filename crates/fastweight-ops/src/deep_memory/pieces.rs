@@ -7,6 +7,7 @@ use burn::tensor::activation::sigmoid;
 
 use super::Activation;
 use super::cpu::FusedActivation;
+use super::cpu_blend::FusedBlend;
 use super::cpu_norm::{FusedNormalise, FusedNormaliseBack};
 use crate::fused::apply;
 
@@ -58,4 +59,36 @@ pub(super) fn normalise_back(d: Tensor<3>, hat: Tensor<3>, inverse: Tensor<3>, f
     }
     let along = (d.clone() * hat.clone()).mean_dim(2);
     (d.clone() - d.mean_dim(2) - hat * along) * inverse
+}
+
+/// `a keep + b carry`, where a and b are `[M,S,V]` and a factor is `[M,S,1]` or `[M,1,1]`, one when absent.
+pub(super) fn blend(
+    a: Tensor<3>,
+    keep: Option<Tensor<3>>,
+    carried: Option<(Tensor<3>, Tensor<3>)>,
+    fused: bool,
+) -> Tensor<3> {
+    let Some(factor) = keep.as_ref().or(carried.as_ref().map(|(_, carry)| carry)) else { return a };
+    if fused {
+        let [rows, tokens, size] = a.dims();
+        let op = FusedBlend {
+            shape: vec![rows, tokens, size],
+            size: if factor.dims()[1] == tokens { size } else { tokens * size },
+            keep: keep.is_some(),
+            carry: carried.is_some(),
+        };
+        let mut inputs = vec![a.into_dispatch()];
+        inputs.extend(keep.map(Tensor::into_dispatch));
+        inputs.extend(carried.into_iter().flat_map(|(b, carry)| [b.into_dispatch(), carry.into_dispatch()]));
+        let [out, ..] = apply(Arc::new(op), inputs);
+        return Tensor::from_dispatch(out);
+    }
+    let kept = match keep {
+        Some(keep) => a * keep,
+        None => a,
+    };
+    match carried {
+        Some((b, carry)) => kept + b * carry,
+        None => kept,
+    }
 }

@@ -43,6 +43,8 @@ pub struct State {
     pub current: Vec<Vec<f64>>,
     /// Momentum, or minus the gradients gathered in the chunk.
     pub momentum: Vec<Vec<f64>>,
+    /// The last `window - 1` tokens `[N,H,window-1,K+V+2]`: key, value, rate, threshold.
+    pub recent: Vec<f64>,
     /// Tokens had so far, one number for each state.
     pub positions: Vec<usize>,
 }
@@ -190,7 +192,7 @@ impl Network<'_> {
 }
 
 /// Token by token: at a chunk's first token the weights there become the point where gradients are taken; then
-/// `P = momentum P - rate G`, `W = (1 - decay) W + P` for every layer, `o = M_W(q)`.
+/// `P = momentum P - sum rate G` over the window, `W = (1 - decay) W + P` for every layer, `o = M_W(q)`.
 pub fn forward(x: &Inputs) -> Outputs {
     let Dims { heads, key, value, .. } = *x.dims;
     let shapes = x.memory.weight_shapes(key, value);
@@ -225,34 +227,51 @@ pub fn forward(x: &Inputs) -> Outputs {
                         }
                     }
                 }
-                let gradient = {
+                let size = key + value + 2;
+                let window = (x.memory.window - 1) * size;
+                let kept = (n * heads + head) * window..(n * heads + head + 1) * window;
+                let mut tokens = state.recent[kept.clone()].to_vec();
+                tokens.extend(&x.k[keys.clone()]);
+                tokens.extend(&x.v[values.clone()]);
+                tokens.extend([number(x.rate, 1.0), number(x.threshold, 1.0)]);
+                state.recent[kept].copy_from_slice(&tokens[size..]);
+                for layer in 0..shapes.len() {
+                    multiply(
+                        &mut state.momentum[layer][span(layer)],
+                        match x.memory.rate {
+                            RateOf::Written => number(x.momentum, 0.0),
+                            RateOf::Reading => 1.0,
+                        },
+                    );
+                }
+                for token in tokens.chunks_exact(size) {
+                    let (rate, threshold) = (token[size - 2], token[size - 1]);
                     let weights = slices(&state.start, &span);
-                    network.gradient(
-                        &weights,
-                        &x.k[keys.clone()],
-                        &x.v[values.clone()],
-                        number(x.threshold, 1.0),
-                    )
-                };
-                for (layer, (h, d)) in gradient.iter().enumerate() {
-                    let p = &mut state.momentum[layer][span(layer)];
-                    let w = &mut state.current[layer][span(layer)];
-                    let mut rate = number(x.rate, 1.0);
-                    if x.memory.proximal {
-                        rate /= 1.0 + rate * dot(h, h);
+                    let gradient =
+                        network.gradient(&weights, &token[..key], &token[key..key + value], threshold);
+                    for (layer, (h, mut d)) in gradient.into_iter().enumerate() {
+                        multiply(
+                            &mut d,
+                            match x.memory.rate {
+                                RateOf::Reading => -1.0,
+                                RateOf::Written if x.memory.proximal => -rate / (1.0 + rate * dot(&h, &h)),
+                                RateOf::Written => -rate,
+                            },
+                        );
+                        write(&mut state.momentum[layer][span(layer)], &h, &d);
                     }
-                    let scaled = |factor: f64| d.iter().map(|d| d * factor).collect::<Vec<_>>();
+                }
+                for layer in 0..shapes.len() {
+                    let (p, w) =
+                        (&state.momentum[layer][span(layer)], &mut state.current[layer][span(layer)]);
                     match x.memory.rate {
                         RateOf::Written => {
-                            multiply(p, number(x.momentum, 0.0));
-                            write(p, h, &scaled(-rate));
                             multiply(w, 1.0 - number(x.decay, 0.0));
                             add_scaled(w, 1.0, p);
                         }
                         RateOf::Reading => {
-                            write(p, h, &scaled(-1.0));
                             w.copy_from_slice(&state.start[layer][span(layer)]);
-                            add_scaled(w, rate, p);
+                            add_scaled(w, number(x.rate, 1.0), p);
                         }
                     }
                 }

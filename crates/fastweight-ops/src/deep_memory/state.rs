@@ -20,6 +20,9 @@ pub struct DeepState {
     /// Momentum; where the reading token's rate counts, minus the gradients gathered in the chunk. Absent when
     /// there is none.
     pub momentum: Option<Vec<Tensor<4>>>,
+    /// The last `window - 1` tokens, `[N,H,window-1,K+V+2]`: key, value, rate and threshold side by side, with a rate
+    /// of zero where there was none. Absent without a window.
+    pub recent: Option<Tensor<4>>,
     /// Tokens that each row's document has had.
     pub positions: Vec<usize>,
 }
@@ -28,7 +31,13 @@ impl DeepState {
     /// The state before the first token: weights `[N,H,in,out]` for each layer, no momentum.
     pub fn new(weights: Vec<Tensor<4>>) -> Self {
         let rows = weights.first().map_or(0, |w| w.dims()[0]);
-        Self { start: weights.clone(), current: weights, momentum: None, positions: vec![0; rows] }
+        Self {
+            start: weights.clone(),
+            current: weights,
+            momentum: None,
+            recent: None,
+            positions: vec![0; rows],
+        }
     }
 
     /// [`new`](Self::new) for `rows` rows that all start from the weights `[H,in,out]`.
@@ -47,15 +56,30 @@ impl DeepState {
         self
     }
 
+    /// The same with a window of tokens that wrote nothing, where the memory has one and the state has none.
+    pub(super) fn with_window(mut self, memory: &DeepMemory, [heads, key, value]: [usize; 3]) -> Self {
+        if let (2.., None, Some(like)) = (memory.window, &self.recent, self.current.first()) {
+            let shape = [self.rows(), heads, memory.window - 1, DeepMemory::recent_columns(key, value)];
+            self.recent = Some(Tensor::zeros(shape, (&like.device(), like.dtype())));
+        }
+        self
+    }
+
     /// Rows of the state.
     pub fn rows(&self) -> usize {
         self.positions.len()
     }
 
-    /// Every tensor, with a name that is stable: `start.0`, `current.0`, `momentum.0`, ...
+    /// Every tensor, with a name that is stable: `start.0`, `current.0`, `momentum.0`, ..., `recent.0`.
     pub fn tensors(&self) -> Vec<(String, Tensor<4>)> {
         let momentum = self.momentum.as_deref().unwrap_or_default();
-        let groups = [("start", self.start.as_slice()), ("current", &self.current), ("momentum", momentum)];
+        let recent = self.recent.as_slice();
+        let groups = [
+            ("start", self.start.as_slice()),
+            ("current", &self.current),
+            ("momentum", momentum),
+            ("recent", recent),
+        ];
         let named = |(name, tensors): (&'static str, &[Tensor<4>])| {
             tensors
                 .iter()
@@ -70,8 +94,13 @@ impl DeepState {
     /// The state with `change` applied to each tensor; positions stay.
     pub fn map(self, mut change: impl FnMut(Tensor<4>) -> Tensor<4>) -> Self {
         let mut each = |tensors: Vec<Tensor<4>>| tensors.into_iter().map(&mut change).collect::<Vec<_>>();
-        let (start, current) = (each(self.start), each(self.current));
-        Self { start, current, momentum: self.momentum.map(each), positions: self.positions }
+        Self {
+            start: each(self.start),
+            current: each(self.current),
+            momentum: self.momentum.map(&mut each),
+            recent: self.recent.map(change),
+            positions: self.positions,
+        }
     }
 
     /// Bytes held by the tensors and the positions.
@@ -113,11 +142,13 @@ impl DeepState {
             let layer = |i: usize| Tensor::cat(layers.iter().map(|l| l[i].clone()).collect(), 0);
             (0..depth).map(layer).collect()
         };
+        let recent: Option<Vec<_>> = states.iter().map(|s| s.recent.clone()).collect();
         let momentum: Option<Vec<_>> = states.iter().map(|s| s.momentum.clone()).collect();
         Self {
             start: stack(states.iter().map(|s| s.start.clone()).collect()),
             current: stack(states.iter().map(|s| s.current.clone()).collect()),
             momentum: momentum.map(stack),
+            recent: recent.map(|recent| Tensor::cat(recent, 0)),
             positions: states.into_iter().flat_map(|s| s.positions).collect(),
         }
     }
@@ -135,6 +166,12 @@ impl DeepState {
                 format!("{} rows", self.positions.len()),
                 format!("{rows}"),
             ));
+        }
+        if let Some(recent) = &self.recent {
+            if memory.window == 1 {
+                return Err(wrong("state.recent", "present", "nothing, since the memory has no window"));
+            }
+            tensor(recent, [rows, heads, memory.window - 1, DeepMemory::recent_columns(key, value)])?;
         }
         let shapes = memory.weight_shapes(key, value);
         let groups = [Some(&self.start), Some(&self.current), self.momentum.as_ref()];

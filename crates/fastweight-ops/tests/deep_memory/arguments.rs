@@ -85,6 +85,8 @@ fn memories_that_cannot_be_are_refused() {
         (DeepMemory { depth: 5, ..base.clone() }, "depth"),
         (DeepMemory { expansion: 0, ..base.clone() }, "expansion"),
         (DeepMemory { chunk: 0, ..base.clone() }, "chunk"),
+        (DeepMemory { window: 0, ..base.clone() }, "window"),
+        (DeepMemory { rate: RateOf::Reading, window: 2, ..base.clone() }, "window"),
         (DeepMemory { norm_eps: 0.0, ..base.clone() }, "norm_eps"),
         (DeepMemory { loss: InnerLoss::Power { p: 0.5, smooth: false }, ..base.clone() }, "loss"),
         (DeepMemory { rate: RateOf::Reading, proximal: true, ..base.clone() }, "proximal"),

@@ -229,6 +229,7 @@ fn join(states: &[DeepState]) -> DeepState {
         start: stack(|s| &s.start),
         current: stack(|s| &s.current),
         momentum: Some(stack(|s| s.momentum.as_ref().unwrap())),
+        recent: None,
         positions: states.iter().flat_map(|s| s.positions.clone()).collect(),
     }
 }

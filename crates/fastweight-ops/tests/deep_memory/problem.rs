@@ -119,6 +119,15 @@ impl Problem {
                 inputs.push((format!("momentum.{layer}"), spread(next(), &shape, -0.1, 0.1)));
             }
         }
+        if memory.window > 1 {
+            let columns = 2 * size + 2;
+            let mut recent = spread(next(), &[states, heads, memory.window - 1, columns], -1.0, 1.0);
+            for token in recent.values.chunks_mut(columns) {
+                token[columns - 2] = if position == 0 { 0.0 } else { 0.015 * (1.0 + token[columns - 2]) };
+                token[columns - 1] = 1.2 + token[columns - 1];
+            }
+            inputs.push(("recent.0".into(), recent));
+        }
         Self { memory, dims, parts, inputs, positions: vec![position; states] }
     }
 
@@ -150,8 +159,10 @@ impl Problem {
             start: self.layers("start"),
             current,
             momentum,
+            recent: self.get("recent.0").unwrap_or_default().to_vec(),
             positions: self.positions.clone(),
         };
+        let recent = state.recent.len();
         let reference::Outputs { o, state } = reference::forward(&reference::Inputs {
             memory: &self.memory,
             dims: &self.dims,
@@ -178,6 +189,10 @@ impl Problem {
                 let shape = vec![self.dims.states(), heads, from, to];
                 outputs.push((format!("{name}.{layer}"), Array { shape, values }));
             }
+        }
+        if recent > 0 {
+            let shape = vec![self.dims.states(), heads, self.memory.window - 1, 2 * value + 2];
+            outputs.push(("recent.0".to_string(), Array { shape, values: state.recent }));
         }
         outputs
     }
@@ -247,6 +262,7 @@ impl Problem {
             start: group("start"),
             current: group("current"),
             momentum: (!momentum.is_empty()).then_some(momentum),
+            recent: four("recent.0"),
             positions: self.positions.clone(),
         };
         let mut outputs = Vec::new();
@@ -391,6 +407,10 @@ pub fn memories(chunk: usize) -> Vec<(String, DeepMemory, Parts)> {
     add("bare", base.clone(), Parts { rate: false, momentum: false, decay: false, norm: true });
     add("silu, bias", DeepMemory { activation: Activation::Silu, bias: true, ..base.clone() }, ALL);
     add("read first", DeepMemory { read_before_write: true, ..base.clone() }, ALL);
+    add("window", DeepMemory { window: 3, ..base.clone() }, ALL);
+    let window = DeepMemory { window: 6, read_before_write: true, loss: InnerLoss::Huber, ..base.clone() };
+    add("long window, read first", window.clone(), Parts { momentum: false, ..ALL });
+    add("window, proximal", DeepMemory { proximal: true, ..window }, ALL);
     add("proximal", DeepMemory { proximal: true, ..base.clone() }, ALL);
     for loss in losses() {
         add(&format!("{loss:?}"), DeepMemory { loss, ..base.clone() }, ALL);

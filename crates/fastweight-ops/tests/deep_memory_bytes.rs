@@ -1,0 +1,101 @@
+//! Memory of a training pass through a deep memory: linear in the tokens, with the slope that the documentation states.
+//!
+//! A process of its own, since it counts what the whole process allocates.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::tensor::{Device, Tensor};
+use fastweight_ops::Path;
+use fastweight_ops::deep_memory::{DeepMemory, DeepNorm, DeepState, DeepTokens, deep_memory};
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+fn add(bytes: usize) {
+    let held = HELD.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    PEAK.fetch_max(held, Ordering::Relaxed);
+}
+
+// SAFETY: every call goes to the system's allocator as it came; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        add(layout.size());
+        // SAFETY: vouched for by the caller.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        add(layout.size());
+        // SAFETY: vouched for by the caller.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: vouched for by the caller.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const HEADS: usize = 2;
+const SIZE: usize = 32;
+
+/// The most bytes held at once during a forward and a backward pass, beyond those held before.
+fn peak(memory: &DeepMemory, time: usize) -> usize {
+    let device = Device::flex().autodiff();
+    let vector = |phase: f32| {
+        let ramp = Tensor::<1, burn::tensor::Int>::arange(0..(time * HEADS * SIZE) as i64, &device).float();
+        (ramp * 0.7 + phase).sin().reshape([1, time, HEADS, SIZE]).require_grad()
+    };
+    let number = |x: f32| Tensor::<3>::full([1, time, HEADS], x, &device).require_grad();
+    let tokens = DeepTokens {
+        q: vector(0.0),
+        k: vector(1.0),
+        v: vector(2.0),
+        rate: Some(number(0.001)),
+        momentum: Some(number(0.5)),
+        decay: Some(number(0.001)),
+        threshold: None,
+    };
+    let weight = |[from, to]: [usize; 2]| {
+        let count = HEADS * from * to;
+        let ramp = Tensor::<1, burn::tensor::Int>::arange(0..count as i64, &device).float();
+        ((ramp * 0.9).sin() / (from as f32).sqrt()).reshape([HEADS, from, to]).require_grad()
+    };
+    let weights: Vec<_> = memory.weight_shapes(SIZE, SIZE).into_iter().map(weight).collect();
+    let norm = DeepNorm {
+        weight: Tensor::ones([HEADS, SIZE], &device),
+        bias: Tensor::zeros([HEADS, SIZE], &device),
+    };
+    let before = HELD.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    let state = DeepState::shared(&weights, 1);
+    let (o, _) = deep_memory(memory, tokens, Some(&norm), state, None, Path::Auto).unwrap();
+    let grads = o.square().mean().backward();
+    let peak = PEAK.load(Ordering::Relaxed) - before;
+    assert!(weights[0].grad(&grads).is_some());
+    peak
+}
+
+#[test]
+fn peak_memory_grows_linearly_with_the_stated_slope() {
+    for (depth, chunk) in [(1, 16), (2, 16), (2, 32), (4, 16), (2, 64)] {
+        let memory = DeepMemory { depth, chunk, ..DeepMemory::default() };
+        peak(&memory, 64);
+        let at: Vec<usize> = [256, 512, 2048].into_iter().map(|time| peak(&memory, time)).collect();
+        let slopes = [(at[1] - at[0]) / 256 / HEADS, (at[2] - at[1]) / 1536 / HEADS];
+        let stated = memory.training_bytes(SIZE, SIZE, true);
+        let label =
+            format!("depth {depth}, chunk {chunk}: {slopes:?} bytes a token and head, stated {stated}");
+        println!("{label}");
+        assert!(slopes[1] <= stated && slopes[1] * 3 > stated * 2, "{label}");
+        // Memory that grew with the square would give a second slope of more than three times the first.
+        assert!(slopes[1] * 2 < slopes[0] * 3 && slopes[0] * 2 < slopes[1] * 3, "{label}, peaks {at:?}");
+    }
+}
