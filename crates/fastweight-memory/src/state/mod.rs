@@ -62,6 +62,7 @@ impl StateSize {
 
 /// State of any mixer.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)]
 pub enum MixerState {
     /// A matrix memory: linear attention, Lightning Attention, Mamba-2, DeltaNet, Gated DeltaNet.
     Matrix(MatrixState),

@@ -98,7 +98,7 @@ fn newton_schulz_makes_the_momentum_nearly_orthogonal() {
         let rank = rows.min(cols) as f64;
         let square = reference::inner_product(std::slice::from_ref(&o), std::slice::from_ref(&o));
         assert!(square > 0.45 * rank && square < 1.5 * rank, "{square} for rank {rank}");
-        assert!(reference::inner_product(&[o.clone()], &[momentum.clone()]) > 0.0);
+        assert!(reference::inner_product(&[o], &[momentum]) > 0.0);
     }
     let zero = reference::newton_schulz(&Layer::zeros(3, 2));
     assert!(zero.values.iter().all(|x| *x == 0.0));

@@ -189,12 +189,12 @@ fn bregman_retention_follows_the_regularised_leader_on_logistic_losses() {
         w
     };
     let mut retained = [0.0; 2];
-    for t in 0..pairs.len() {
+    for (t, pair) in pairs.iter().enumerate() {
         let leader = newton(&|w| history(t + 1, w));
         // argmin loss_t(w) + D_{h_t}(w, w_{t-1}): its gradient is that of the loss and of h_t, less h_t's at w_{t-1}.
         let anchor = history(t, retained).0;
         let step = newton(&|w| {
-            let ((g, h), (dg, dh)) = (history(t, w), loss(&pairs[t], w));
+            let ((g, h), (dg, dh)) = (history(t, w), loss(pair, w));
             let gradient = [g[0] - anchor[0] + dg[0], g[1] - anchor[1] + dg[1]];
             (gradient, [h[0] + dh[0], h[1] + dh[1], h[2] + dh[2]])
         });

@@ -370,5 +370,5 @@ fn fused_operators_equal_the_generic_path() {
             assert_eq!(end.momentum.len(), other.momentum.len());
         }
     }
-    assert_eq!(seen.len(), 2, "{seen:?}");
+    assert_eq!(seen.len(), 6, "{seen:?}");
 }
