@@ -2,16 +2,20 @@
 
 mod kv;
 mod matrix;
+mod momentum;
 pub(crate) mod rows;
 mod rule;
 mod shifted;
+mod ttt;
 
 use burn::tensor::TensorData;
 
 pub use kv::KvState;
 pub use matrix::{ConvState, MatrixState, NormalisedState, RotaryState};
+pub use momentum::MomentumState;
 pub use rule::RuleMemoryState;
 pub use shifted::ShiftedState;
+pub use ttt::TttMemoryState;
 
 use crate::MemoryError;
 
@@ -63,7 +67,8 @@ impl StateSize {
 /// State of any mixer.
 #[derive(Debug, Clone)]
 pub enum MixerState {
-    /// A matrix memory: linear attention, Lightning Attention, Mamba-2, DeltaNet, Gated DeltaNet.
+    /// A matrix memory: linear attention, Lightning Attention, Mamba-2, GLA, HGRN2, DeltaNet, Gated DeltaNet, KDA, Comba,
+    /// DeltaProduct.
     Matrix(MatrixState),
     /// A matrix memory with token positions: RetNet.
     Rotary(RotaryState),
@@ -71,6 +76,10 @@ pub enum MixerState {
     Normalised(NormalisedState),
     /// Keys and values: softmax attention.
     Kv(KvState),
+    /// A matrix memory and its momentum: Titans.
+    Momentum(MomentumState),
+    /// An inner model that learns in mini-batches: TTT-Linear.
+    Ttt(TttMemoryState),
     /// The memory of any rule: `rule`.
     Rule(RuleMemoryState),
     /// A matrix memory and the last token: RWKV-7.
@@ -84,6 +93,8 @@ macro_rules! each {
             MixerState::Rotary($inner) => $result,
             MixerState::Normalised($inner) => $result,
             MixerState::Kv($inner) => $result,
+            MixerState::Momentum($inner) => $result,
+            MixerState::Ttt($inner) => $result,
             MixerState::Rule($inner) => $result,
             MixerState::Shifted($inner) => $result,
         }
@@ -98,6 +109,8 @@ impl MixerState {
             Self::Rotary(_) => "rotary matrix",
             Self::Normalised(_) => "normalised matrix",
             Self::Kv(_) => "key-value",
+            Self::Momentum(_) => "momentum matrix",
+            Self::Ttt(_) => "test-time training",
             Self::Rule(_) => "rule",
             Self::Shifted(_) => "token-shifted matrix",
         }
@@ -149,6 +162,8 @@ conversions!(
     Rotary RotaryState "rotary matrix",
     Normalised NormalisedState "normalised matrix",
     Kv KvState "key-value",
+    Momentum MomentumState "momentum matrix",
+    Ttt TttMemoryState "test-time training",
     Rule RuleMemoryState "rule",
     Shifted ShiftedState "token-shifted matrix"
 );
