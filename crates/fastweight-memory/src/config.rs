@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 use crate::context::{MOST_WINDOW, validate_conv};
 use crate::init::initialise;
 use crate::layers::{
-    DeltaNetConfig, Elu1LinearAttentionConfig, GatedDeltaNetConfig, LayerConfig, LightningAttentionConfig,
+    CombaConfig, DeltaNetConfig, DeltaProductConfig, Elu1LinearAttentionConfig, GatedDeltaNetConfig,
+    GatedLinearAttentionConfig, Hgrn2Config, KimiDeltaAttentionConfig, LayerConfig, LightningAttentionConfig,
     LinearAttentionConfig, Mamba2Config, RetNetConfig, RuleConfig, Rwkv7Config, SoftmaxAttentionConfig,
+    TitansConfig, TttLinearConfig,
 };
 use crate::{LayerContext, MemoryError, Mixer, StateSize, names};
 
@@ -37,6 +39,23 @@ pub enum MixerConfig {
     DeltaNet(DeltaNetConfig),
     /// `gated_delta_net`: the delta rule with a decay per head and token.
     GatedDeltaNet(GatedDeltaNetConfig),
+    /// `gla`: gated linear attention, a decay per key channel and token.
+    #[serde(rename = "gla")]
+    GatedLinearAttention(GatedLinearAttentionConfig),
+    /// `hgrn2`: gated linear attention whose keys are what the forget gate leaves free.
+    #[serde(rename = "hgrn2")]
+    Hgrn2(Hgrn2Config),
+    /// `kda`: Kimi Delta Attention, the delta rule with a decay per key channel and token.
+    #[serde(rename = "kda")]
+    KimiDeltaAttention(KimiDeltaAttentionConfig),
+    /// `comba`: the gated delta rule with a learned strength of removal and a query corrected by the key.
+    Comba(CombaConfig),
+    /// `delta_product`: several steps of the delta rule a token.
+    DeltaProduct(DeltaProductConfig),
+    /// `titans`: a matrix memory written with momentum.
+    Titans(TitansConfig),
+    /// `ttt_linear`: an inner linear model that learns while it reads, in mini-batches.
+    TttLinear(TttLinearConfig),
     /// `rule`: any sound rule of the algebra, by its four choices.
     Rule(RuleConfig),
     /// `rwkv7`: the time mix of RWKV-7.
@@ -47,7 +66,8 @@ pub enum MixerConfig {
 macro_rules! each {
     ($config:expr, $variant:ident, $inner:ident => $result:expr) => {
         each!(@ $config, $variant, $inner, $result, SoftmaxAttention LinearAttention Elu1LinearAttention
-            RetNet LightningAttention Mamba2 DeltaNet GatedDeltaNet Rule Rwkv7)
+            RetNet LightningAttention Mamba2 DeltaNet GatedDeltaNet
+            GatedLinearAttention Hgrn2 KimiDeltaAttention Comba DeltaProduct Titans TttLinear Rule Rwkv7)
     };
     (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
         match $config {
@@ -62,7 +82,7 @@ macro_rules! each {
 
 impl MixerConfig {
     /// Names of all mixers, in the order of the documentation.
-    pub const NAMES: [&'static str; 10] = [
+    pub const NAMES: [&'static str; 17] = [
         SoftmaxAttentionConfig::NAME,
         LinearAttentionConfig::NAME,
         Elu1LinearAttentionConfig::NAME,
@@ -71,6 +91,13 @@ impl MixerConfig {
         Mamba2Config::NAME,
         DeltaNetConfig::NAME,
         GatedDeltaNetConfig::NAME,
+        GatedLinearAttentionConfig::NAME,
+        Hgrn2Config::NAME,
+        KimiDeltaAttentionConfig::NAME,
+        CombaConfig::NAME,
+        DeltaProductConfig::NAME,
+        TitansConfig::NAME,
+        TttLinearConfig::NAME,
         RuleConfig::NAME,
         Rwkv7Config::NAME,
     ];
@@ -144,6 +171,8 @@ impl MixerConfig {
         };
         let known = match self {
             Self::Rule(config) => config.rule.validate().is_ok(),
+            Self::DeltaProduct(config) => config.validate_steps().is_ok(),
+            Self::GatedLinearAttention(config) => config.validate_rank().is_ok(),
             _ => true,
         };
         known
@@ -165,6 +194,13 @@ impl MixerConfig {
             DeltaNetConfig::NAME => parse(options).map(Self::DeltaNet),
             GatedDeltaNetConfig::NAME => parse(options).map(Self::GatedDeltaNet),
             Rwkv7Config::NAME => parse(options).map(Self::Rwkv7),
+            GatedLinearAttentionConfig::NAME => parse(options).map(Self::GatedLinearAttention),
+            Hgrn2Config::NAME => parse(options).map(Self::Hgrn2),
+            KimiDeltaAttentionConfig::NAME => parse(options).map(Self::KimiDeltaAttention),
+            CombaConfig::NAME => parse(options).map(Self::Comba),
+            DeltaProductConfig::NAME => parse(options).map(Self::DeltaProduct),
+            TttLinearConfig::NAME => parse(options).map(Self::TttLinear),
+            TitansConfig::NAME => parse(options).map(Self::Titans),
             RuleConfig::NAME => {
                 parse::<RuleConfig>(options).and_then(|config| match config.rule.validate() {
                     Ok(()) => Ok(Self::Rule(config)),

@@ -52,11 +52,14 @@ fn step_size_bias(heads: usize, smallest: f64, largest: f64) -> Vec<f32> {
 /// |---|---|
 /// | `embedding.weight`, `head.weight` | normal, standard deviation 0.02 |
 /// | other matrices | normal, standard deviation `1 / sqrt(inputs)` |
-/// | `start_in`, `start_out` (`[heads, inputs, outputs]`) | normal, standard deviation `1 / sqrt(inputs)` |
+/// | `start`, `start_in`, `start_out` (`[heads, inputs, outputs]`) | normal, standard deviation `1 / sqrt(inputs)` |
 /// | `conv` | uniform in `+-1 / sqrt(width)` |
 /// | `a_log` | `ln A`, A even over [1, 16), the range of Mamba-2 and Gated DeltaNet |
 /// | `dt_bias` | `softplus^-1(dt)`, dt even in the logarithm over [0.001, 0.1), unless the layer chose it ([`step_sizes`]) |
-/// | norms, `d_skip` | 1 |
+/// | `decay_bias` | even over (0, 4], the largest first: `logsigmoid(b) / 16` remembers 900 to 23 tokens |
+/// | `start_bias`, `ln_bias` | normal, standard deviation 0.02 |
+/// | `d` | 0.02 |
+/// | norms, `ln_weight`, `d_skip`, `b_logit` | 1 |
 /// | RWKV-7's `shift`, `start`, `removal`, `replacement`, `bonus`, `lora_a`, `lora_b`, `norm_shift` | as RWKV-LM starts them, see `rwkv7_start` |
 ///
 /// The decays are spread over the heads, slowest first, where the papers draw them at random: a layer of one
@@ -98,16 +101,20 @@ fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
     match (leaf, parent) {
         ("a_log", _) => spread(count, |part| (1.0 + 15.0 * part).ln()),
         ("dt_bias", _) => step_size_bias(count, 1e-3, 0.1),
+        ("decay_bias", _) => spread(count, |part| 4.0 * (1.0 - part)),
         ("conv", _) => {
             let bound = 1.0 / (shape[shape.len() - 1] as f64).sqrt();
             fill(&mut |s| bound * (2.0 * s.uniform() - 1.0))
         }
+        ("start_bias" | "ln_bias", _) => fill(&mut |s| EMBEDDING_STD * s.normal()),
+        ("d", _) => vec![0.02; count],
+        ("ln_weight", _) => vec![1.0; count],
         _ if shape.len() == 1 => vec![1.0; count],
         ("lora_a" | "lora_b", _) => {
             let std = 0.1 / (shape[0].max(shape[1]) as f64).sqrt();
             fill(&mut |s| std * s.normal())
         }
-        ("start_in" | "start_out", _) => {
+        ("start" | "start_in" | "start_out", _) => {
             let std = 1.0 / (shape[1] as f64).sqrt();
             fill(&mut |s| std * s.normal())
         }

@@ -28,8 +28,8 @@ pub use context::{LayerContext, MOST_HEAD_CHANNELS, MOST_LAYERS, MOST_WIDTH};
 pub use error::MemoryError;
 pub use layers::{Layer, LayerConfig};
 pub use mixer::{Mixer, Shared};
-pub use projection::{Projection, RmsNorm, linear};
+pub use projection::{LowRankLinear, Projection, RmsNorm, linear};
 pub use state::{
-    ConvState, KvState, MatrixState, MixerState, NormalisedState, RotaryState, RuleMemoryState, ShiftedState,
-    State, StateSize,
+    ConvState, KvState, MatrixState, MixerState, MomentumState, NormalisedState, RotaryState,
+    RuleMemoryState, ShiftedState, State, StateSize, TttMemoryState,
 };

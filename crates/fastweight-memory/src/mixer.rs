@@ -5,8 +5,9 @@ use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 
 use crate::layers::{
-    DeltaNet, Elu1LinearAttention, GatedDeltaNet, Layer, LightningAttention, LinearAttention, Mamba2, RetNet,
-    RuleMemory, Rwkv7, SoftmaxAttention,
+    Comba, DeltaNet, DeltaProduct, Elu1LinearAttention, GatedDeltaNet, GatedLinearAttention, Hgrn2,
+    KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Mamba2, RetNet, RuleMemory, Rwkv7,
+    SoftmaxAttention, Titans, TttLinear,
 };
 use crate::{MemoryError, MixerState};
 
@@ -30,6 +31,13 @@ pub enum Mixer {
     Mamba2(Mamba2),
     DeltaNet(DeltaNet),
     GatedDeltaNet(GatedDeltaNet),
+    GatedLinearAttention(GatedLinearAttention),
+    Hgrn2(Hgrn2),
+    KimiDeltaAttention(KimiDeltaAttention),
+    Comba(Comba),
+    DeltaProduct(DeltaProduct),
+    Titans(Titans),
+    TttLinear(TttLinear),
     Rule(RuleMemory),
     Rwkv7(Rwkv7),
 }
@@ -45,6 +53,13 @@ macro_rules! each {
             Mixer::Mamba2($layer) => $result,
             Mixer::DeltaNet($layer) => $result,
             Mixer::GatedDeltaNet($layer) => $result,
+            Mixer::GatedLinearAttention($layer) => $result,
+            Mixer::Hgrn2($layer) => $result,
+            Mixer::KimiDeltaAttention($layer) => $result,
+            Mixer::Titans($layer) => $result,
+            Mixer::Comba($layer) => $result,
+            Mixer::DeltaProduct($layer) => $result,
+            Mixer::TttLinear($layer) => $result,
             Mixer::Rule($layer) => $result,
             Mixer::Rwkv7($layer) => $result,
         }

@@ -63,11 +63,8 @@ impl PathTracker {
 pub fn group_of(name: &str, rank: usize) -> ParameterGroup {
     let mut parts = name.rsplit('.');
     let (leaf, parent) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
-    if rank < 2 || leaf == "conv" || leaf == "embedding" || parent == "embedding" {
-        ParameterGroup::NoDecay
-    } else {
-        ParameterGroup::Decay
-    }
+    let vector = matches!(leaf, "conv" | "embedding" | "ln_weight" | "ln_bias" | "start_bias");
+    if rank < 2 || vector || parent == "embedding" { ParameterGroup::NoDecay } else { ParameterGroup::Decay }
 }
 
 /// Every float parameter of a module, in the order of its fields.

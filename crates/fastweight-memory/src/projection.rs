@@ -45,6 +45,31 @@ impl RmsNorm {
     }
 }
 
+/// A linear map without bias that passes through a few channels.
+#[derive(Module, Debug)]
+pub struct LowRankLinear {
+    /// To the few channels, `[inputs, rank]`.
+    pub reduce: Linear,
+    /// From them, `[rank, outputs]`.
+    pub expand: Linear,
+}
+
+impl LowRankLinear {
+    pub(crate) fn new(inputs: usize, rank: usize, outputs: usize, device: &Device) -> Self {
+        Self { reduce: linear(inputs, rank, device), expand: linear(rank, outputs, device) }
+    }
+
+    /// Its parameters, without building it.
+    pub(crate) fn parameter_count(inputs: usize, rank: usize, outputs: usize) -> usize {
+        rank * (inputs + outputs)
+    }
+
+    /// `x [.., inputs]` to `[.., outputs]`.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        self.expand.forward(self.reduce.forward(x))
+    }
+}
+
 /// A linear map followed by a short causal convolution and SiLU, both optional: the way into a memory.
 #[derive(Module, Debug)]
 pub struct Projection {

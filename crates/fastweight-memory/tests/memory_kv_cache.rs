@@ -55,7 +55,7 @@ fn steps_equal_one_forward_through_growth_and_window() {
                 state = next;
             }
             assert_states_close(&format!("window {keep} after {read}"), &state, &end, 1e-5);
-            let exact = config.state_size(&context(), TOKENS).total() * 2;
+            let exact = config.state_size(&context(&config), TOKENS).total() * 2;
             assert_eq!(state.select(&[0, 1]).unwrap().bytes(), exact, "a selection has no room to spare");
             let held = TOKENS.min(keep);
             let entries = kv(&state).entries.unwrap().0.dims()[1];

@@ -109,7 +109,7 @@ fn config() -> MixerConfig {
 
 /// A layer with every parameter off its initial value, where many are zero or alike.
 fn layer(index: usize, device: &Device) -> (Mixer, Plain) {
-    let ctx = LayerContext { layer: index, ..context() };
+    let ctx = LayerContext { layer: index, ..context(&config()) };
     let mixer = config().init(&ctx, device).unwrap();
     let directions: Vec<Vec<f32>> = export(&mixer)
         .iter()

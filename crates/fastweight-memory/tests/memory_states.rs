@@ -8,6 +8,7 @@ use common::*;
 use fastweight_memory::parameters::{export, import, list};
 use fastweight_memory::{ConvState, MixerConfig, MixerState, State};
 use fastweight_ops::softmax::reserved;
+use fastweight_ops::ttt::TttState;
 
 fn after(config: &MixerConfig, batch: usize, tokens: usize) -> MixerState {
     let device = Device::flex();
@@ -40,6 +41,15 @@ fn stored(state: &MixerState) -> usize {
             entries + conv_storage(&state.conv)
         }
         MixerState::Shifted(state) => storage(&state.memory) + storage(&state.last),
+        MixerState::Momentum(state) => {
+            let matrix = storage(&state.matrix.memory) + conv_storage(&state.matrix.conv);
+            matrix + storage(&state.momentum)
+        }
+        MixerState::Ttt(state) => {
+            let TttState { weights, bias, gathered, gathered_bias, rate, .. } = &state.change;
+            let inner = storage(weights) + storage(bias) + storage(rate);
+            inner + storage(gathered) + storage(gathered_bias) + conv_storage(&state.conv)
+        }
         MixerState::Rule(state) => {
             let change = &state.change;
             let weights = change.memory.iter().chain(&change.start).chain(&change.momentum);
@@ -53,7 +63,7 @@ fn stored(state: &MixerState) -> usize {
 fn bytes_held_are_those_of_the_ledger() {
     for (name, config) in mixers() {
         for tokens in [0, 1, 4, 5, 40] {
-            let size = config.state_size(&context(), tokens);
+            let size = config.state_size(&context(&config), tokens);
             let state = after(&config, 3, tokens);
             assert_eq!(state.bytes(), 3 * size.total(), "{name} after {tokens} tokens");
             assert_eq!(stored(&state), 3 * size.total(), "{name} after {tokens} tokens: storage");
@@ -65,7 +75,7 @@ fn bytes_held_are_those_of_the_ledger() {
                 stepped = mixer.step(input([1, WIDTH], t as u64, &device), stepped).unwrap().1;
             }
             assert_eq!(stepped.bytes(), stored(&stepped), "{name} after {tokens} steps: storage");
-            let entry = config.state_size(&context(), 1).growing;
+            let entry = config.state_size(&context(&config), 1).growing;
             let most = size.fixed + entry * reserved(tokens);
             assert!(stepped.bytes() <= most, "{name} after {tokens} steps: {} bytes", stepped.bytes());
             let cut = stepped.select(&[0]).unwrap();
@@ -122,7 +132,7 @@ fn cleared_rows_start_again_and_others_go_on() {
         let broken = mixer.forward(x.clone() * f32::NAN, None, None);
         if let Ok((_, broken)) = broken {
             let all = broken.clear(&[0, 1, 2]).unwrap();
-            assert_eq!(all.bytes(), 3 * config.state_size(&context(), 0).total(), "{name}");
+            assert_eq!(all.bytes(), 3 * config.state_size(&context(&config), 0).total(), "{name}");
             let (y, _) = mixer.forward(x, Some(all), None).unwrap();
             assert_close(name, &values(&y), &values(&fresh), 1e-5);
         }
@@ -160,15 +170,16 @@ fn a_layer_made_alone_is_finite_seeded_and_counted() {
                 assert!(zero || data.iter::<f32>().any(|v| v != 0.0), "{name}, {parameter} is all zero");
             }
             let count: usize = weights.iter().map(|(_, data)| data.num_elements()).sum();
-            assert_eq!(count, config.parameter_count(&context()), "{name}");
+            assert_eq!(count, config.parameter_count(&context(&config)), "{name}");
             let (y, _) = mixer.forward(input([1, 40, WIDTH], 1, &device), None, None).unwrap();
             assert!(values(&y).iter().all(|v| v.is_finite()), "{name}");
 
             device.seed(99);
             let again = export(&build(&config, &device));
             assert!(weights == again, "{name}: the same seed gives other weights");
-            let other =
-                config.init(&fastweight_memory::LayerContext { seed: 4, ..context() }, &device).unwrap();
+            let other = config
+                .init(&fastweight_memory::LayerContext { seed: 4, ..context(&config) }, &device)
+                .unwrap();
             assert!(weights != export(&other), "{name}: another seed gives the same weights");
             let loaded = import(other, |info| {
                 weights.iter().find(|(name, _)| *name == info.name).map(|(_, data)| data.clone())

@@ -7,6 +7,7 @@ use burn::nn::LinearConfig;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::{Tensor, TensorData};
 use common::{device, losses, open, recall, weights};
+use fastweight_memory::MixerConfig;
 use fastweight_memory::parameters::{self, ParameterGroup};
 use fastweight_models::LanguageModel;
 use fastweight_train::gradients::Gradients;
@@ -28,6 +29,22 @@ fn the_same_seed_gives_the_same_bits_and_another_seed_does_not() {
         let first = train(5);
         assert_eq!(first, train(5), "{mixer}");
         assert_ne!(first.0, train(6).0, "{mixer}");
+    }
+}
+
+#[test]
+fn every_mixer_stays_finite_and_learns_for_thirty_steps() {
+    for mixer in MixerConfig::NAMES {
+        let recipe = recall("steps = 30\nbatch = 4\nwarmup = 0", &[mixer]);
+        let (task, model) = open(&recipe);
+        let mut trainer = Trainer::new(&task, &recipe.train, &model, 1, &device()).unwrap();
+        let losses: Vec<f64> = (0..30).map(|_| trainer.step().unwrap()).collect();
+        assert!(losses.iter().all(|loss| loss.is_finite()), "{mixer}: {losses:?}");
+        let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
+        assert!(mean(&losses[25..]) < mean(&losses[..5]), "{mixer}: {losses:?}");
+        for (name, data) in parameters::export(trainer.model()) {
+            assert!(data.iter::<f32>().all(f32::is_finite), "{mixer}: {name}");
+        }
     }
 }
 

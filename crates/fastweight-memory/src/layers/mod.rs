@@ -2,20 +2,33 @@
 //!
 //! Every layer has a configuration with defaults that implements [`LayerConfig`], and implements [`Layer`].
 
+mod comba;
 mod delta_net;
+mod delta_product;
 mod elu1_linear_attention;
 mod gated_delta_net;
+mod gla;
+mod hgrn2;
+mod kda;
 mod lightning_attention;
 mod linear_attention;
 mod mamba2;
+pub(crate) mod matrix;
 mod retnet;
 mod rule;
 mod rwkv7;
 mod softmax_attention;
+mod titans;
+mod ttt_linear;
 
+pub use comba::{Comba, CombaConfig};
 pub use delta_net::{DeltaNet, DeltaNetConfig};
+pub use delta_product::{DeltaProduct, DeltaProductConfig};
 pub use elu1_linear_attention::{Elu1LinearAttention, Elu1LinearAttentionConfig};
 pub use gated_delta_net::{GatedDeltaNet, GatedDeltaNetConfig};
+pub use gla::{GatedLinearAttention, GatedLinearAttentionConfig};
+pub use hgrn2::{Hgrn2, Hgrn2Config};
+pub use kda::{KimiDeltaAttention, KimiDeltaAttentionConfig};
 pub use lightning_attention::{LightningAttention, LightningAttentionConfig};
 pub use linear_attention::{LinearAttention, LinearAttentionConfig};
 pub use mamba2::{Mamba2, Mamba2Config};
@@ -23,6 +36,8 @@ pub use retnet::{RetNet, RetNetConfig};
 pub use rule::{RuleConfig, RuleMemory};
 pub use rwkv7::{LowRank, Rwkv7, Rwkv7Config, ShiftMix};
 pub use softmax_attention::{SoftmaxAttention, SoftmaxAttentionConfig};
+pub use titans::{Titans, TitansConfig};
+pub use ttt_linear::{TttLinear, TttLinearConfig};
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};

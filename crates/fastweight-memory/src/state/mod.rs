@@ -2,16 +2,20 @@
 
 mod kv;
 mod matrix;
+mod momentum;
 pub(crate) mod rows;
 mod rule;
 mod shifted;
+mod ttt;
 
 use burn::tensor::TensorData;
 
 pub use kv::KvState;
 pub use matrix::{ConvState, MatrixState, NormalisedState, RotaryState};
+pub use momentum::MomentumState;
 pub use rule::RuleMemoryState;
 pub use shifted::ShiftedState;
+pub use ttt::TttMemoryState;
 
 use crate::MemoryError;
 
@@ -64,7 +68,8 @@ impl StateSize {
 #[derive(Debug, Clone)]
 #[allow(clippy::large_enum_variant)]
 pub enum MixerState {
-    /// A matrix memory: linear attention, Lightning Attention, Mamba-2, DeltaNet, Gated DeltaNet.
+    /// A matrix memory: linear attention, Lightning Attention, Mamba-2, GLA, HGRN2, DeltaNet, Gated DeltaNet, KDA, Comba,
+    /// DeltaProduct.
     Matrix(MatrixState),
     /// A matrix memory with token positions: RetNet.
     Rotary(RotaryState),
@@ -72,6 +77,10 @@ pub enum MixerState {
     Normalised(NormalisedState),
     /// Keys and values: softmax attention.
     Kv(KvState),
+    /// A matrix memory and its momentum: Titans.
+    Momentum(MomentumState),
+    /// An inner model that learns in mini-batches: TTT-Linear.
+    Ttt(TttMemoryState),
     /// The memory of any rule: `rule`.
     Rule(RuleMemoryState),
     /// A matrix memory and the last token: RWKV-7.
@@ -85,6 +94,8 @@ macro_rules! each {
             MixerState::Rotary($inner) => $result,
             MixerState::Normalised($inner) => $result,
             MixerState::Kv($inner) => $result,
+            MixerState::Momentum($inner) => $result,
+            MixerState::Ttt($inner) => $result,
             MixerState::Rule($inner) => $result,
             MixerState::Shifted($inner) => $result,
         }
@@ -99,6 +110,8 @@ impl MixerState {
             Self::Rotary(_) => "rotary matrix",
             Self::Normalised(_) => "normalised matrix",
             Self::Kv(_) => "key-value",
+            Self::Momentum(_) => "momentum matrix",
+            Self::Ttt(_) => "test-time training",
             Self::Rule(_) => "rule",
             Self::Shifted(_) => "token-shifted matrix",
         }
@@ -150,6 +163,8 @@ conversions!(
     Rotary RotaryState "rotary matrix",
     Normalised NormalisedState "normalised matrix",
     Kv KvState "key-value",
+    Momentum MomentumState "momentum matrix",
+    Ttt TttMemoryState "test-time training",
     Rule RuleMemoryState "rule",
     Shifted ShiftedState "token-shifted matrix"
 );

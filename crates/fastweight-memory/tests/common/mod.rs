@@ -9,9 +9,10 @@ use fastweight_memory::{LayerContext, Mixer, MixerConfig, MixerState, State};
 pub const WIDTH: usize = 12;
 pub const CHUNK: usize = 32;
 
-/// Two heads with K = 6 and V = 5, second of three layers.
-pub fn context() -> LayerContext {
-    LayerContext { head_dim: 6, value_dim: 5, layer: 1, layers: 3, seed: 3, ..LayerContext::new(WIDTH, 2) }
+/// Two heads with K = 6 and V = 5, or K = V = 6 for a layer that needs it; second of three layers.
+pub fn context(config: &MixerConfig) -> LayerContext {
+    let value_dim = if config.name() == "ttt_linear" { 6 } else { 5 };
+    LayerContext { head_dim: 6, value_dim, layer: 1, layers: 3, seed: 3, ..LayerContext::new(WIDTH, 2) }
 }
 
 /// Every mixer, with the options that change its way through the code.
@@ -37,6 +38,19 @@ pub fn mixers() -> Vec<(&'static str, MixerConfig)> {
         "kind = 'gated_delta_net'\nconv_width = 0\nallow_negative_eigenvalues = true",
         "kind = 'rwkv7'",
         "kind = 'rwkv7'\ndecay_rank = 3\nrate_rank = 2\nvalue_rank = 1\ngate_rank = 5",
+        "kind = 'gla'",
+        "kind = 'gla'\nconv_width = 3\nrank = 2",
+        "kind = 'hgrn2'",
+        "kind = 'hgrn2'\nconv_width = 4\nlower_bound = 0.0",
+        "kind = 'kda'",
+        "kind = 'kda'\nconv_width = 0\nallow_negative_eigenvalues = true",
+        "kind = 'comba'",
+        "kind = 'delta_product'",
+        "kind = 'delta_product'\nconv_width = 0\nsteps = 3\ngated = true\nallow_negative_eigenvalues = false",
+        "kind = 'titans'",
+        "kind = 'titans'\nconv_width = 0\ntheta_max = 0.5",
+        "kind = 'ttt_linear'",
+        "kind = 'ttt_linear'\nconv_width = 0\nmini_batch = 5\neta_base = 0.5",
         "kind = 'rule'\nretention = 'scalar_decay'\nlearner = 'momentum'",
         "kind = 'rule'\nbias = 'huber'\nretention = 'kl'\nwindow = 2\nchunk = 3",
         "kind = 'rule'\nretention = 'bregman'\nlearner = 'proximal'\nconv_width = 0",
@@ -45,7 +59,7 @@ pub fn mixers() -> Vec<(&'static str, MixerConfig)> {
 }
 
 pub fn build(config: &MixerConfig, device: &Device) -> Mixer {
-    config.init(&context(), device).unwrap()
+    config.init(&context(config), device).unwrap()
 }
 
 /// Numbers in (-1, 1) that depend on the seed only.

@@ -52,7 +52,7 @@ pub(super) const RULES: [NamedRule; 10] = [
         learner: "one gradient step, rate η(x), gradients at the start of mini-batches of 16",
         equation: "Wₜ = W₀ - ηₜ Σ_{s≤t} kₛuₛᵀ, cₜ = c₀ - ηₜ Σ_{s≤t} uₛ, u = ∂loss/∂(W₀ᵀk + c₀); oₜ = qₜ + LN(Wₜᵀqₜ + cₜ)",
         objective: "(W, c)ₜ = argmin ⟨ηₜ∇loss, (W, c)⟩ + ½ |(W, c) - (W, c)ₜ₋₁|² (mini-batch of one)",
-        state_size: "2 H (K V + V): at the start of the mini-batch, and the gradients gathered in it",
+        state_size: "H (2 (K V + V) + 1): at the start of the mini-batch, the gradients gathered in it, and the last rate",
         source: "Sun et al. 2024, arXiv 2407.04620",
         definition: Definition::Special(Special::TttLinear),
     },

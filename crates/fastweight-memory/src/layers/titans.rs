@@ -1,0 +1,195 @@
+//! Titans with a matrix memory: writes gather momentum, and the memory forgets.
+
+use burn::module::Module;
+use burn::nn::Linear;
+use burn::tensor::activation::sigmoid;
+use burn::tensor::{Device, Tensor};
+use fastweight_ops::Offsets;
+use fastweight_ops::norm::l2_normalise;
+use fastweight_ops::titans::{titans_memory, titans_memory_step};
+use serde::{Deserialize, Serialize};
+
+use super::{L2_EPS, Layer, LayerConfig, STATE_ELEMENT, matrix_size, sequence_options, zero_matrix};
+use crate::context::{setting_error, validate_conv};
+use crate::projection::{
+    Heads, Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads, merge_token, token,
+};
+use crate::{ConvState, LayerContext, MatrixState, MemoryError, MomentumState, RmsNorm, State, StateSize};
+
+const NAME: &str = TitansConfig::NAME;
+
+/// Taken from the forgetting before its sigmoid, so that the memory starts by forgetting little.
+const FORGET_SHIFT: f64 = 4.0;
+
+/// Factor on the reading.
+const SCALE: Option<f32> = Some(1.0);
+
+/// Configuration of [`Titans`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TitansConfig {
+    /// Width of the short convolution on q, k and v; 0 for none.
+    pub conv_width: usize,
+    /// Largest rate of a write, above 0.
+    pub theta_max: f32,
+}
+
+impl Default for TitansConfig {
+    fn default() -> Self {
+        Self { conv_width: 4, theta_max: 1.0 }
+    }
+}
+
+/// The long-term memory of Titans (Behrouz et al. 2025, 2501.00663) with a matrix for a memory.
+///
+/// Short convolution and SiLU on q, k, v; unit q and k; `theta = theta_max sigmoid(W x)` (rate),
+/// `eta = sigmoid(W x)` (momentum), `alpha = sigmoid(W x - 4)` (forgetting), one a head;
+/// `P_t = eta_t P_{t-1} - theta_t k_t (S_{t-1}^T k_t - v_t)^T`, `S_t = (1 - alpha_t) S_{t-1} + P_t`, `o_t = S_t^T q_t`; each
+/// head's normalised reading is gated by `silu(W_g x)`. The paper leaves the maps of the three gates open.
+#[derive(Module, Debug)]
+pub struct Titans {
+    /// Queries.
+    pub q: Projection,
+    /// Keys.
+    pub k: Projection,
+    /// Values.
+    pub v: Projection,
+    /// Rate before the sigmoid, one a head.
+    pub theta: Linear,
+    /// Momentum before the sigmoid, one a head.
+    pub eta: Linear,
+    /// Forgetting before the sigmoid, one a head.
+    pub alpha: Linear,
+    /// Output gate.
+    pub gate: Linear,
+    /// Normalisation of each head's reading.
+    pub norm: RmsNorm,
+    /// Output map.
+    pub o: Linear,
+    #[module(skip)]
+    config: TitansConfig,
+    #[module(skip)]
+    ctx: LayerContext,
+}
+
+impl TitansConfig {
+    fn qkv(&self, ctx: &LayerContext) -> QkvSizes {
+        QkvSizes::new(ctx, self.conv_width)
+    }
+}
+
+impl LayerConfig for TitansConfig {
+    const NAME: &'static str = "titans";
+    type Layer = Titans;
+
+    fn conv_width(&self) -> usize {
+        self.conv_width
+    }
+
+    fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
+        ctx.validate(NAME)?;
+        validate_conv(NAME, self.conv_width)?;
+        if !(self.theta_max > 0.0 && self.theta_max.is_finite()) {
+            return Err(setting_error(NAME, "theta_max", self.theta_max, "a number above 0, such as 1"));
+        }
+        Ok(())
+    }
+
+    fn build(&self, ctx: &LayerContext, device: &Device) -> Result<Titans, MemoryError> {
+        self.validate(ctx)?;
+        let [q, k, v] = self.qkv(ctx).build(true, device);
+        let per_head = || linear(ctx.width, ctx.heads, device);
+        Ok(Titans {
+            q,
+            k,
+            v,
+            theta: per_head(),
+            eta: per_head(),
+            alpha: per_head(),
+            gate: linear(ctx.width, ctx.value_width(), device),
+            norm: RmsNorm::new(ctx.value_dim, ctx.norm_eps, device),
+            o: linear(ctx.value_width(), ctx.width, device),
+            config: self.clone(),
+            ctx: ctx.clone(),
+        })
+    }
+
+    fn parameter_count(&self, ctx: &LayerContext) -> usize {
+        let output = ctx.value_dim + 2 * ctx.value_width() * ctx.width;
+        self.qkv(ctx).parameter_count() + 3 * ctx.heads * ctx.width + output
+    }
+
+    fn state_size(&self, ctx: &LayerContext, _tokens: usize) -> StateSize {
+        let matrix = matrix_size(ctx, &self.qkv(ctx));
+        let momentum = ctx.heads * ctx.head_dim * ctx.value_dim * STATE_ELEMENT;
+        StateSize { fixed: matrix.fixed + momentum, ..matrix }
+    }
+}
+
+/// The three gates, `[B, T, H]` each.
+struct Gates {
+    theta: Tensor<3>,
+    eta: Tensor<3>,
+    alpha: Tensor<3>,
+}
+
+impl Layer for Titans {
+    type State = MomentumState;
+
+    fn forward(
+        &self,
+        x: Tensor<3>,
+        state: Option<MomentumState>,
+        offsets: Option<&Offsets>,
+    ) -> Result<(Tensor<3>, MomentumState), MemoryError> {
+        check_sequence(NAME, self.ctx.width, &x, offsets, state.as_ref().map(State::batch))?;
+        let (initial, conv) = state
+            .map_or((None, None), |state| (Some((state.matrix.memory, state.momentum)), state.matrix.conv));
+        let (Heads { q, k, v, conv }, Gates { theta, eta, alpha }) = self.read(x.clone(), conv, offsets)?;
+        let options = sequence_options(offsets, SCALE);
+        let (o, memory, momentum) = titans_memory(q, k, v, theta, eta, alpha, initial, &options)?;
+        let y = self.output(merge_heads(o), x)?;
+        Ok((y, MomentumState { matrix: MatrixState { memory, conv }, momentum }))
+    }
+
+    fn step(&self, x: Tensor<2>, state: MomentumState) -> Result<(Tensor<2>, MomentumState), MemoryError> {
+        check_token(NAME, self.ctx.width, &x, state.batch())?;
+        let x = x.unsqueeze_dim::<3>(1);
+        let MomentumState { matrix: MatrixState { memory, conv }, momentum } = state;
+        let (Heads { q, k, v, conv }, Gates { theta, eta, alpha }) = self.read(x.clone(), conv, None)?;
+        let [q, k, v] = [q, k, v].map(token);
+        let [theta, eta, alpha] = [theta, eta, alpha].map(|gate| gate.squeeze_dim(1));
+        let (o, memory, momentum) =
+            titans_memory_step(q, k, v, theta, eta, alpha, (memory, momentum), SCALE)?;
+        let y = self.output(merge_token(o), x)?.squeeze_dim(1);
+        Ok((y, MomentumState { matrix: MatrixState { memory, conv }, momentum }))
+    }
+
+    fn zero_state(&self, batch: usize, device: &Device) -> MomentumState {
+        let matrix = zero_matrix(&self.ctx, &self.config.qkv(&self.ctx), batch, device);
+        let momentum = Tensor::zeros(matrix.memory.dims(), device);
+        MomentumState { matrix, momentum }
+    }
+}
+
+impl Titans {
+    fn read(
+        &self,
+        x: Tensor<3>,
+        conv: Option<ConvState>,
+        offsets: Option<&Offsets>,
+    ) -> Result<(Heads, Gates), MemoryError> {
+        let theta = sigmoid(self.theta.forward(x.clone())) * self.config.theta_max;
+        let eta = sigmoid(self.eta.forward(x.clone()));
+        let alpha = sigmoid(self.alpha.forward(x.clone()) - FORGET_SHIFT);
+        let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
+        let mut heads = qkv.forward(x, conv, offsets, self.ctx.heads, self.ctx.heads)?;
+        heads.q = l2_normalise(heads.q, L2_EPS);
+        heads.k = l2_normalise(heads.k, L2_EPS);
+        Ok((heads, Gates { theta, eta, alpha }))
+    }
+
+    fn output(&self, o: Tensor<3>, x: Tensor<3>) -> Result<Tensor<3>, MemoryError> {
+        Ok(self.o.forward(self.norm.heads(o, Some(self.gate.forward(x)))?))
+    }
+}
