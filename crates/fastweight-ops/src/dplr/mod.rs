@@ -5,6 +5,9 @@
 //! before its decay. RWKV-7 (Peng et al. 2025, arXiv 2503.14456) is `a = -kk`, `b = kk * a_lr` with a unit vector
 //! `kk`. [KDA](crate::kda) is `a = k exp(g)`, `b = -beta k`, `v -> beta v`. Whether the state stays bounded is up to
 //! `w`, `a` and `b`.
+//!
+//! The fused kernel keeps what [`cpu`] says for the backward pass. On tensor operations a forward and backward pass
+//! takes about 22 kB a token and head of 64 by 64, in float32 (at most; linear in the tokens).
 
 mod composed;
 pub mod cpu;

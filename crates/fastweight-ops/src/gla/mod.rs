@@ -2,6 +2,9 @@
 //!
 //! `S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T`, `o_t = scale * S_t^T q_t` with a log gate of `K` channels (GLA, Yang et
 //! al. 2023, arXiv 2312.06635). HGRN2 (2404.07904) is the same with `k_t = 1 - exp(g_t)`.
+//!
+//! The fused kernel keeps what [`cpu`] says for the backward pass. On tensor operations a forward and backward pass
+//! takes about 8 kB a token and head of 64 by 64, in float32 (at most; linear in the tokens).
 
 mod composed;
 pub mod cpu;

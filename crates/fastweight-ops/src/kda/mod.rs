@@ -4,6 +4,9 @@
 //! `o_t = scale * S_t^T q_t` with a log gate of `K` channels (Kimi Linear, 2025, arXiv 2510.26692). With equal
 //! channels it is the [gated delta rule](crate::delta). With unit keys and `beta` in `[0, 2]` the state stays
 //! bounded.
+//!
+//! The fused kernel keeps what [`cpu`] says for the backward pass. On tensor operations a forward and backward pass
+//! takes about 14 kB a token and head of 64 by 64, in float32 (at most; linear in the tokens).
 
 mod composed;
 pub mod cpu;

@@ -3,6 +3,9 @@
 //! `M_t = exp(log_mu_t) M_{t-1} - eta_t k_t (v_t - S_{t-1}^T p_t)^T`,
 //! `S_t = exp(log_alpha_t) S_{t-1} - beta_t M_t`, `o_t = scale * S_t^T q_t`: memory `S`, momentum `M`, the error is read
 //! with the key `p` from the state before its decay. [Titans](crate::titans) is the same recurrence with `p = k`.
+//!
+//! The fused kernel keeps what [`cpu`] says for the backward pass. On tensor operations a forward and backward pass
+//! takes about 10 kB a token and head of 64 by 64, in float32 (at most; linear in the tokens).
 
 mod composed;
 pub mod cpu;

@@ -115,19 +115,26 @@ fn consistent(time: usize, beta: f64, spread: f64) -> (Problem, f64) {
     (problem.with_states(), rms(&map.values))
 }
 
+/// The same with a gate of zero for each channel.
+fn with_channels(delta: &Problem) -> Problem {
+    let mut kda = Problem { operator: Operator::Kda, ..delta.clone() };
+    kda.inputs.insert("g".into(), Array::zeros(delta.shape("k")));
+    kda
+}
+
 #[test]
 fn full_and_double_corrections_stay_bounded_over_ten_thousand_tokens() {
     for beta in [1.0, 2.0] {
         for spread in [1.0, 0.2] {
             let (problem, size) = consistent(10_000, beta, spread);
-            for form in [Form::Fused, Form::Composed, Form::Steps] {
-                let state = compute(&problem, form).outputs["S"].values.clone();
-                let found = rms(&state);
-                assert!(
-                    found <= 2.001 * size,
-                    "beta {beta}, spread {spread}, {}: {found} of {size}",
-                    form.name()
-                );
+            for problem in [with_channels(&problem), problem] {
+                for form in [Form::Fused, Form::Composed, Form::Steps] {
+                    let state = compute(&problem, form).outputs["S"].values.clone();
+                    let found = rms(&state);
+                    let label =
+                        format!("{:?} beta {beta}, spread {spread}, {}", problem.operator, form.name());
+                    assert!(found <= 2.001 * size, "{label}: {found} of {size}");
+                }
             }
         }
     }
@@ -140,13 +147,15 @@ fn similar_keys_with_double_corrections_agree() {
     for (spread, limit) in [(0.0, 1e-4), (0.02, 1e-4), (0.2, 1e-5)] {
         let (mut problem, _) = consistent(200, 2.0, spread);
         problem.inputs.insert("S".into(), Random::new(2).normals(&[1, 1, 16, 16]));
-        let expected = compute(&problem, Form::Reference);
-        for form in PUBLIC {
-            let found = compute(&problem, form);
-            let label = format!("spread {spread} {}", form.name());
-            assert_close(&label, "output", &found.outputs, &expected.outputs, limit);
-            if form != Form::Steps {
-                assert_close(&label, "gradient", &found.grads, &expected.grads, 10.0 * limit);
+        for problem in [with_channels(&problem), problem] {
+            let expected = compute(&problem, Form::Reference);
+            for form in PUBLIC {
+                let found = compute(&problem, form);
+                let label = format!("{:?} spread {spread} {}", problem.operator, form.name());
+                assert_close(&label, "output", &found.outputs, &expected.outputs, limit);
+                if form != Form::Steps {
+                    assert_close(&label, "gradient", &found.grads, &expected.grads, 10.0 * limit);
+                }
             }
         }
     }

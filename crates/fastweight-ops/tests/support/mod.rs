@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+pub mod asserts;
 mod gated_loops;
 mod loops;
 mod momentum_loops;
