@@ -210,7 +210,7 @@ fn gated_delta_net_starts_with_the_decay_its_options_say() {
         [("dt_min = 0.0", "dt_min"), ("dt_max = nan", "dt_max"), ("dt_min = 1.0", "dt_max")]
     {
         let config: MixerConfig = toml::from_str(&format!("kind = 'gated_delta_net'\n{options}")).unwrap();
-        let error = config.init(&context(), &device).unwrap_err().to_string();
+        let error = config.init(&context(&config), &device).unwrap_err().to_string();
         assert!(error.contains(setting), "{options}: {error}");
     }
 }

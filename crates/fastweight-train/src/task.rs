@@ -69,6 +69,25 @@ pub struct TextTask {
     fingerprint: String,
 }
 
+impl TextTask {
+    /// A text cut into training windows of `context` tokens and a held-out end of a `held_out` share.
+    ///
+    /// # Errors
+    /// Those of [`TextDataset::new`]; [`TaskError::TooShort`] when a part has no whole window.
+    pub fn new(
+        source: &TextSource,
+        tokenizer: Tokenizer,
+        held_out: f64,
+        context: usize,
+    ) -> Result<Self, TaskError> {
+        let dataset = TextDataset::new(source, &tokenizer, held_out)?;
+        dataset.require_context(context)?;
+        let text = source.text().as_bytes();
+        let fingerprint = format!("{} bytes, crc32 {}", text.len(), crc32(text));
+        Ok(Self { dataset, tokenizer, context, fingerprint })
+    }
+}
+
 impl Task {
     /// Opens the task of a recipe; `data` takes the place of the recipe's text.
     ///
@@ -118,13 +137,10 @@ impl Task {
                     Some(path) => Tokenizer::open(path)?,
                     None => Tokenizer::Byte,
                 };
-                let source = TextSource::open(path)?;
-                let dataset = TextDataset::new(&source, &tokenizer, recipe.held_out.unwrap_or(HELD_OUT))?;
+                let held_out = recipe.held_out.unwrap_or(HELD_OUT);
                 let context = recipe.context.unwrap_or_default();
-                dataset.require_context(context)?;
-                let text = source.text().as_bytes();
-                let fingerprint = format!("{} bytes, crc32 {}", text.len(), crc32(text));
-                Ok(Task::Text(Box::new(TextTask { dataset, tokenizer, context, fingerprint })))
+                let text = TextTask::new(&TextSource::open(path)?, tokenizer, held_out, context)?;
+                Ok(Task::Text(Box::new(text)))
             }
         }
     }

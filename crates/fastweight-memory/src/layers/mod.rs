@@ -36,7 +36,7 @@ pub use retnet::{RetNet, RetNetConfig};
 pub use rule::{RuleConfig, RuleMemory};
 pub use rwkv7::{LowRank, Rwkv7, Rwkv7Config, ShiftMix};
 pub use softmax_attention::{SoftmaxAttention, SoftmaxAttentionConfig};
-pub use titans::{Titans, TitansConfig};
+pub use titans::{Surprise, Titans, TitansConfig};
 pub use ttt_linear::{TttLinear, TttLinearConfig};
 
 use burn::module::Module;

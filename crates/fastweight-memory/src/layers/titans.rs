@@ -172,7 +172,45 @@ impl Layer for Titans {
     }
 }
 
+/// What each token did to a [`Titans`] memory, `[B, T, H]` each.
+#[derive(Debug, Clone)]
+pub struct Surprise {
+    /// Norm of the inner gradient `k (S^T k - v)^T` at the token.
+    pub gradient: Tensor<3>,
+    /// Rate of the write.
+    pub theta: Tensor<3>,
+    /// Momentum.
+    pub eta: Tensor<3>,
+    /// Forgetting.
+    pub alpha: Tensor<3>,
+}
+
 impl Titans {
+    /// Reads `x [B, T, width]` from an empty memory, token by token, and measures every write.
+    ///
+    /// # Errors
+    /// An input that does not fit.
+    pub fn surprise(&self, x: Tensor<3>) -> Result<Surprise, MemoryError> {
+        check_sequence(NAME, self.ctx.width, &x, None, None)?;
+        let [batch, time, _] = x.dims();
+        let MomentumState { matrix, momentum } = self.zero_state(batch, &x.device());
+        let (mut memory, mut momentum) = (matrix.memory, momentum);
+        let (Heads { q, k, v, .. }, gates) = self.read(x, None, None)?;
+        let mut norms = Vec::with_capacity(time);
+        for t in 0..time {
+            let [q, k, v] = [&q, &k, &v].map(|x| token(x.clone().narrow(1, t, 1)));
+            let [theta, eta, alpha] = [&gates.theta, &gates.eta, &gates.alpha]
+                .map(|gate| gate.clone().narrow(1, t, 1).squeeze_dim(1));
+            let read = (memory.clone() * k.clone().unsqueeze_dim(3)).sum_dim(2).squeeze_dim::<3>(2);
+            let norm = |x: Tensor<3>| x.square().sum_dim(2).sqrt();
+            norms.push((norm(k.clone()) * norm(read - v.clone())).swap_dims(1, 2));
+            (_, memory, momentum) =
+                titans_memory_step(q, k, v, theta, eta, alpha, (memory, momentum), SCALE)?;
+        }
+        let Gates { theta, eta, alpha } = gates;
+        Ok(Surprise { gradient: Tensor::cat(norms, 1), theta, eta, alpha })
+    }
+
     fn read(
         &self,
         x: Tensor<3>,

@@ -58,6 +58,18 @@ impl TextSource {
         Ok(source)
     }
 
+    /// One text that is already in memory; `name` stands in for its path.
+    ///
+    /// # Errors
+    /// [`TaskError::Empty`] when there is no text.
+    pub fn from_text(name: &str, text: &str) -> Result<Self, TaskError> {
+        if text.is_empty() {
+            return Err(TaskError::Empty { path: name.into() });
+        }
+        let documents = vec![Document { path: name.into(), bytes: 0..text.len() }];
+        Ok(Self { text: text.to_owned(), documents })
+    }
+
     /// All the text.
     pub fn text(&self) -> &str {
         &self.text

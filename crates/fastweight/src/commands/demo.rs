@@ -6,6 +6,8 @@ mod figures;
 mod memory;
 mod numbers;
 mod sequence;
+mod surprise;
+mod surprise_figure;
 
 use std::path::PathBuf;
 
@@ -28,16 +30,17 @@ their float32 functions on --device. The exit code is 1 when any value is not th
 
 Example:
   fastweight demo
-  fastweight demo crosstalk forgetting --out figures --json";
+  fastweight demo crosstalk forgetting --out figures --json
+  fastweight demo surprise --data bible.txt";
 
 /// Arguments of `fastweight demo`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub struct Args {
-    /// Experiments to run [default: all]
+    /// Experiments to run [default: all but surprise, which trains a small model first]
     #[arg(value_enum)]
     experiments: Vec<Name>,
-    /// Folder for the figures memory.svg and crosstalk.svg
+    /// Folder for the figures memory.svg and crosstalk.svg, or surprise.svg
     #[arg(long, value_name = "DIR", default_value = "demo")]
     out: PathBuf,
     /// Write no figures
@@ -46,6 +49,12 @@ pub struct Args {
     /// Seeded example and expected numbers to use, a file made like seed_demo.json [default: embedded]
     #[arg(long, value_name = "FILE")]
     numbers: Option<PathBuf>,
+    /// Text for surprise, a UTF-8 file or a folder of them [default: Genesis 1 to 6, embedded]
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+    /// Run folder for surprise: a trained model with a titans layer [default: a small one, trained on the text]
+    #[arg(long, value_name = "RUN")]
+    run: Option<PathBuf>,
 }
 
 /// The experiments.
@@ -74,6 +83,8 @@ pub enum Name {
     ReadBeforeWrite,
     /// Bytes of a KV cache and of a fixed state
     Ledger,
+    /// What each token of a text does to a Titans memory
+    Surprise,
 }
 
 /// One check as JSON.
@@ -103,11 +114,27 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
         refuse_file(&args.out)?;
     }
     let numbers = Numbers::load(args.numbers.as_deref())?;
-    let names =
-        if args.experiments.is_empty() { Name::value_variants() } else { args.experiments.as_slice() };
+    let surprise = args.experiments.contains(&Name::Surprise);
+    if !surprise && (args.data.is_some() || args.run.is_some()) {
+        return Err(CommandError::input(
+            "--data and --run belong to the experiment surprise; name it as well",
+        ));
+    }
+    let names: Vec<Name> = match args.experiments.as_slice() {
+        [] => Name::value_variants().iter().copied().filter(|name| *name != Name::Surprise).collect(),
+        chosen => chosen.to_vec(),
+    };
+    let mut tokens = Vec::new();
     let (mut total, mut failed) = (0, Vec::new());
-    for &name in names {
-        let experiment = compute(name, &numbers, global.seed.unwrap_or(0), &device)?;
+    for &name in &names {
+        let experiment = if name == Name::Surprise {
+            let (data, run) = (args.data.as_deref(), args.run.as_deref());
+            let (experiment, read) = surprise::trace(data, run, global, &device)?;
+            tokens = read;
+            experiment
+        } else {
+            compute(name, &numbers, global.seed.unwrap_or(0), &device)?
+        };
         total += experiment.checks.len();
         failed.extend(
             experiment
@@ -118,7 +145,17 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
         );
         print(&experiment, global.json)?;
     }
-    let figures = if args.no_figures { Vec::new() } else { figures::write(&args.out)?.into() };
+    if global.json {
+        tokens.iter().try_for_each(output::json)?;
+    }
+    let mut drawn = Vec::new();
+    if !tokens.is_empty() {
+        drawn.push(("surprise", surprise_figure::draw(&tokens)?));
+    }
+    if names != [Name::Surprise] {
+        drawn.extend(figures::draw()?);
+    }
+    let figures = if args.no_figures { Vec::new() } else { figures::write(&args.out, drawn)? };
     for (figure, path) in figures {
         let path = path.display().to_string();
         if global.json {
@@ -152,6 +189,7 @@ fn compute(name: Name, numbers: &Numbers, seed: u64, device: &Device) -> Result<
         Name::FutureLeak => attention::future_leak(numbers, device),
         Name::ReadBeforeWrite => attention::read_before_write(numbers, device),
         Name::Ledger => Ok(bytes()),
+        Name::Surprise => Err(CommandError::failure("surprise needs a model")),
     }
 }
 

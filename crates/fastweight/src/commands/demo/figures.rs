@@ -16,27 +16,39 @@ use crate::commands::ledger::example;
 use crate::error::CommandError;
 
 const SIZE: (u32, u32) = (800, 500);
-const COLOURS: [RGBColor; 4] =
+pub(super) const COLOURS: [RGBColor; 4] =
     [RGBColor(0, 90, 181), RGBColor(220, 50, 32), RGBColor(0, 140, 105), RGBColor(120, 60, 160)];
 
 /// A named line.
 type Line = (&'static str, Vec<(f64, f64)>);
 
-/// Writes `memory.svg` and `crosstalk.svg` into `folder`, which is made if needed; returns name and path of each.
+/// The figures `memory` and `crosstalk`.
+///
+/// # Errors
+/// [`CommandError::Failure`] when one cannot be drawn.
+pub fn draw() -> Result<[(&'static str, String); 2], CommandError> {
+    Ok([("memory", memory()?), ("crosstalk", crosstalk()?)])
+}
+
+/// Writes figures as `NAME.svg` into `folder`, which is made if needed; returns name and path of each.
 ///
 /// # Errors
 /// [`CommandError::Failure`] when a file cannot be written.
-pub fn write(folder: &Path) -> Result<[(&'static str, PathBuf); 2], CommandError> {
-    let figures = [("memory", memory()?), ("crosstalk", crosstalk()?)];
+pub fn write(
+    folder: &Path,
+    figures: Vec<(&'static str, String)>,
+) -> Result<Vec<(&'static str, PathBuf)>, CommandError> {
     fs::create_dir_all(folder).map_err(|cause| unwritable(folder, &cause))?;
-    let mut written = figures.map(|(name, svg)| (name, folder.join(format!("{name}.svg")), svg));
-    for (_, path, svg) in &mut written {
-        write_whole(path, svg.as_bytes()).map_err(|error| match error {
-            TrainError::Io { source, .. } => unwritable(path, &source),
+    let mut written = Vec::with_capacity(figures.len());
+    for (name, svg) in figures {
+        let path = folder.join(format!("{name}.svg"));
+        write_whole(&path, svg.as_bytes()).map_err(|error| match error {
+            TrainError::Io { source, .. } => unwritable(&path, &source),
             other => CommandError::train(other),
         })?;
+        written.push((name, path));
     }
-    Ok(written.map(|(name, path, _)| (name, path)))
+    Ok(written)
 }
 
 fn unwritable(path: &Path, cause: &io::Error) -> CommandError {
@@ -46,7 +58,7 @@ fn unwritable(path: &Path, cause: &io::Error) -> CommandError {
     ))
 }
 
-fn undrawn(cause: impl Display) -> CommandError {
+pub(super) fn undrawn(cause: impl Display) -> CommandError {
     CommandError::failure(format_args!("a figure could not be drawn: {cause}"))
 }
 
