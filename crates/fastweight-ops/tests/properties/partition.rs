@@ -110,6 +110,24 @@ proptest! {
     }
 }
 
+/// One sequence, then 64 single tokens from the state it leaves, are one longer sequence.
+#[test]
+fn steps_go_on_where_a_sequence_ends() {
+    for operator in Operator::ALL {
+        let problem = problem(operator, &Sizes::of(2, 104, 2, 12, 20), Gates::Strong, 14);
+        for form in [Form::Fused, Form::Composed] {
+            let whole = compute(&problem, form);
+            let first = part(&problem, Axis::Time, 0..40);
+            let mut rest = part(&problem, Axis::Time, 40..104);
+            let start = compute(&first, form);
+            hand_over(&problem, &first, &start, &mut rest);
+            let outputs = concatenate(&[start.outputs, compute(&rest, Form::Steps).outputs], Axis::Time);
+            let found = Outcome { outputs, grads: Arrays::new() };
+            assert_same(&format!("{operator:?} {}", form.name()), &found, &whole, false);
+        }
+    }
+}
+
 #[test]
 fn rows_of_a_batch_are_independent() {
     for operator in Operator::ALL {
