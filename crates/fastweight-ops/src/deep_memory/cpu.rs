@@ -20,7 +20,7 @@ pub(super) struct FusedActivation {
 }
 
 /// `2 sqrt(2/pi)` and its product with 0.044715.
-const GELU: (f32, f32) = (1.595_769_1, 0.071_354_814);
+const GELU: (f32, f32) = (1.595_769_2, 0.071_354_814);
 
 /// `w` and its first two derivatives.
 #[inline(always)]

@@ -5,7 +5,8 @@ use fastweight_ops::Path;
 use fastweight_ops::deep_memory::reference::Network;
 use fastweight_ops::deep_memory::{Activation, DeepMemory, InnerLoss};
 
-use crate::problem::{ALL, Array, Parts, Problem, Sizes, assert_same, losses};
+use crate::memories::losses;
+use crate::problem::{ALL, Array, Parts, Problem, Sizes, assert_same};
 
 /// Minus the gradient of every weight of one head, summed over the tokens with their rates.
 fn differences(problem: &Problem, head: usize) -> Vec<Vec<f64>> {

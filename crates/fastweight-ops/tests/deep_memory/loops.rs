@@ -4,7 +4,8 @@
 use burn::tensor::DType;
 use fastweight_ops::Path;
 
-use crate::problem::{Problem, Sizes, assert_same, memories};
+use crate::memories::memories;
+use crate::problem::{Problem, Sizes, assert_same};
 
 #[test]
 fn outputs_and_states_equal_the_loop() {

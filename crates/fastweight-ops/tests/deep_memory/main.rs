@@ -8,6 +8,7 @@ mod fixtures;
 mod gradients;
 mod inner;
 mod loops;
+mod memories;
 mod partition;
 mod problem;
 mod soak;

@@ -7,7 +7,8 @@ use fastweight_ops::deep_memory::{
 };
 
 use crate::comparing::{numbers, tensor, values};
-use crate::problem::{ALL, Array, Outcome, Parts, Problem, Sizes, assert_same, memories, narrow, read};
+use crate::memories::memories;
+use crate::problem::{ALL, Array, Outcome, Parts, Problem, Sizes, assert_same, narrow, read};
 
 #[test]
 fn any_cut_gives_the_same_result() {

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use fastweight_ops::deep_memory::{
-    Activation, DeepMemory, DeepNorm, DeepState, DeepTokens, InnerLoss, deep_memory, reference,
+    DeepMemory, DeepNorm, DeepState, DeepTokens, InnerLoss, deep_memory, reference,
 };
 use fastweight_ops::kernel::Dims;
 use fastweight_ops::{Offsets, Path};
@@ -390,47 +390,4 @@ pub fn assert_same(label: &str, found: &[(String, Array)], expected: &[(String, 
         assert!(error <= limit, "{label}: {name} is off by {error:.2e}, allowed {limit:.0e}");
     }
     assert_eq!(found.len(), expected.len(), "{label}");
-}
-
-/// Memories that differ in one thing each, of the given chunk.
-pub fn memories(chunk: usize) -> Vec<(String, DeepMemory, Parts)> {
-    let base = DeepMemory { expansion: 2, chunk, ..DeepMemory::default() };
-    let mut all = Vec::new();
-    let mut add = |name: &str, memory: DeepMemory, parts: Parts| all.push((name.to_string(), memory, parts));
-    for depth in 1..=4 {
-        add(&format!("depth {depth}"), DeepMemory { depth, ..base.clone() }, ALL);
-    }
-    add("plain", DeepMemory { depth: 1, residual: false, ..base.clone() }, Parts { norm: false, ..ALL });
-    add("no norm", base.clone(), Parts { norm: false, ..ALL });
-    add("no momentum", base.clone(), Parts { momentum: false, ..ALL });
-    add("no decay", base.clone(), Parts { decay: false, ..ALL });
-    add("bare", base.clone(), Parts { rate: false, momentum: false, decay: false, norm: true });
-    add("silu, bias", DeepMemory { activation: Activation::Silu, bias: true, ..base.clone() }, ALL);
-    add("read first", DeepMemory { read_before_write: true, ..base.clone() }, ALL);
-    add("window", DeepMemory { window: 3, ..base.clone() }, ALL);
-    let window = DeepMemory { window: 6, read_before_write: true, loss: InnerLoss::Huber, ..base.clone() };
-    add("long window, read first", window.clone(), Parts { momentum: false, ..ALL });
-    add("window, proximal", DeepMemory { proximal: true, ..window }, ALL);
-    add("proximal", DeepMemory { proximal: true, ..base.clone() }, ALL);
-    for loss in losses() {
-        add(&format!("{loss:?}"), DeepMemory { loss, ..base.clone() }, ALL);
-    }
-    let reading = DeepMemory {
-        rate: fastweight_ops::deep_memory::RateOf::Reading,
-        bias: true,
-        depth: 2,
-        ..base.clone()
-    };
-    add("reading rate", reading, Parts { momentum: false, decay: false, ..ALL });
-    all
-}
-
-pub fn losses() -> [InnerLoss; 5] {
-    [
-        InnerLoss::DotProduct,
-        InnerLoss::Huber,
-        InnerLoss::Power { p: 3.0, smooth: false },
-        InnerLoss::Power { p: 2.5, smooth: false },
-        InnerLoss::Power { p: 3.0, smooth: true },
-    ]
 }

@@ -3,7 +3,7 @@
 use fastweight_ops::Path;
 use fastweight_ops::deep_memory::{DeepMemory, InnerLoss};
 
-use crate::problem::losses;
+use crate::memories::losses;
 use crate::training::Training;
 
 fn train(memory: DeepMemory, context: usize, steps: usize) -> Vec<f32> {
