@@ -98,7 +98,8 @@ fn training_learns_short_strings_and_is_the_same_twice() {
     let (first, again) = (train(), train());
     assert_eq!(first, again);
     let loss = |step: usize| f64::from_bits(first.0[step]);
-    assert!(loss(59) < 0.7 * std::f64::consts::LN_2.max(0.5 * loss(0)), "{} to {}", loss(0), loss(59));
+    // Guessing costs ln 2 = 0.69 a symbol once the model knows which tokens are answers.
+    assert!(loss(0) > 1.0 && loss(59) < 0.5, "{} to {}", loss(0), loss(59));
 }
 
 #[test]

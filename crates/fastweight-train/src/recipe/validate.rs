@@ -57,10 +57,9 @@ impl Recipe {
             }
             names.push(task.name());
         }
-        let parts = self.parts().into_iter().enumerate();
-        parts
-            .map(|(index, part)| part.validate_part().map_err(|fault| Fault { task: Some(index), ..fault }))
-            .collect()
+        self.parts().into_iter().enumerate().try_for_each(|(index, part)| {
+            part.validate_part().map_err(|fault| Fault { task: Some(index), ..fault })
+        })
     }
 
     /// Checks a recipe of one task.
