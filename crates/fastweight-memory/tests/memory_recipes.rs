@@ -72,6 +72,19 @@ fn sizes_that_do_not_fit_say_what_to_change() {
         ),
         (check("kind = 'retnet'\nrope_base = 0.0", ctx()), "rope_base is 0"),
         (check("kind = 'delta_net'\nconv_width = 1", ctx()), "conv_width is 1"),
+        (check("kind = 'gla'\nrank = 0", ctx()), "gla: rank is 0"),
+        (check("kind = 'gla'\nrank = 9000000", ctx()), "gla: rank is 9000000"),
+        (check("kind = 'hgrn2'\nlower_bound = 1.0", ctx()), "lower_bound is 1, expected from 0 to below 1"),
+        (check("kind = 'kda'\nconv_width = 1", ctx()), "kda: conv_width is 1"),
+        (check("kind = 'comba'\nconv_width = 1", ctx()), "comba: conv_width is 1"),
+        (check("kind = 'delta_product'\nsteps = 0", ctx()), "delta_product: steps is 0"),
+        (check("kind = 'titans'\ntheta_max = 0.0", ctx()), "titans: theta_max is 0"),
+        (check("kind = 'ttt_linear'\nmini_batch = 0", ctx()), "ttt_linear: mini_batch is 0"),
+        (check("kind = 'ttt_linear'\neta_base = -1.0", ctx()), "ttt_linear: eta_base is -1"),
+        (
+            check("kind = 'ttt_linear'", LayerContext { value_dim: 5, ..ctx() }),
+            "value_dim is 5, expected head_dim = 12",
+        ),
         (check("kind = 'mamba2'", LayerContext { heads: 0, ..ctx() }), "mamba2: heads is 0"),
         (
             check("kind = 'mamba2'", LayerContext { layer: 1, ..ctx() }),
@@ -81,5 +94,17 @@ fn sizes_that_do_not_fit_say_what_to_change() {
     ];
     for (message, words) in cases {
         assert!(message.contains(words), "{message}");
+    }
+}
+
+#[test]
+fn a_size_that_is_refused_is_not_multiplied_out() {
+    for recipe in
+        ["kind = 'gla'\nrank = 9000000000000000000", "kind = 'delta_product'\nsteps = 9000000000000000000"]
+    {
+        let mixer: MixerConfig = toml::from_str(recipe).unwrap();
+        let ctx = LayerContext::new(24, 2);
+        assert_eq!(mixer.parameter_count(&ctx), usize::MAX, "{recipe}");
+        assert_eq!(mixer.state_size(&ctx, 1).total(), usize::MAX, "{recipe}");
     }
 }
