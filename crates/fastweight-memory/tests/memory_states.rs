@@ -179,6 +179,32 @@ fn a_layer_made_alone_is_finite_seeded_and_counted() {
 }
 
 #[test]
+fn gated_delta_net_starts_with_the_decay_its_options_say() {
+    let device = Device::flex();
+    let step_sizes = |options: &str| -> Vec<f32> {
+        let config: MixerConfig = toml::from_str(&format!("kind = 'gated_delta_net'\n{options}")).unwrap();
+        let weights = export(&build(&config, &device));
+        let (_, bias) = weights.into_iter().find(|(name, _)| name == "dt_bias").unwrap();
+        bias.iter::<f32>().map(|bias| bias.exp().ln_1p()).collect()
+    };
+    // Two heads: the smallest, and the middle of the range in the logarithm.
+    for (options, expected) in
+        [("", [1e-3, 1e-2]), ("dt_min = 1e-5\ndt_max = 1e-3", [1e-5, 1e-4]), ("dt_min = 0.1", [0.1, 0.1])]
+    {
+        let found = step_sizes(options);
+        let near = found.iter().zip(expected).all(|(found, expected)| (found / expected - 1.0).abs() < 1e-2);
+        assert!(found.len() == 2 && near, "{options}: {found:?}, not {expected:?}");
+    }
+    for (options, setting) in
+        [("dt_min = 0.0", "dt_min"), ("dt_max = nan", "dt_max"), ("dt_min = 1.0", "dt_max")]
+    {
+        let config: MixerConfig = toml::from_str(&format!("kind = 'gated_delta_net'\n{options}")).unwrap();
+        let error = config.init(&context(), &device).unwrap_err().to_string();
+        assert!(error.contains(setting), "{options}: {error}");
+    }
+}
+
+#[test]
 fn loading_a_wrong_or_missing_parameter_is_an_error() {
     let device = Device::flex();
     let mixer = build(&MixerConfig::by_name("delta_net").unwrap(), &device);

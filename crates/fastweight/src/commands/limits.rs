@@ -20,22 +20,25 @@ pub fn check(recipe: &Recipe, data: Option<&Path>) -> Result<(), CommandError> {
 
 /// Checks the models of a recipe of one task.
 fn check_part(recipe: &Recipe, data: Option<&Path>) -> Result<(), CommandError> {
-    let (task, train) = (&recipe.task, &recipe.train);
-    let data = data.or(task.data.as_deref()).filter(|_| task.kind == TaskKind::Text);
-    let text =
-        data.and_then(|path| path.metadata().ok()).filter(|data| data.is_file()).map_or(0, |data| data.len());
-    let time = task.length();
-    // Recall scores the values asked for, one for every pair.
-    let scored = task.pairs.map_or(time, |pairs| pairs.min(time));
-    let work =
-        Work::Training { batch: train.batch, time, scored, evaluated: footprint::evaluated(task), text };
-    for model in recipe.resolve(task.vocab()).map_err(CommandError::train)? {
+    let data = data.or(recipe.task.data.as_deref()).filter(|_| recipe.task.kind == TaskKind::Text);
+    let text = data.and_then(|path| path.metadata().ok()).filter(|data| data.is_file());
+    let work = training(recipe, text.map_or(0, |data| data.len()));
+    for model in recipe.resolve(recipe.task.vocab()).map_err(CommandError::train)? {
         let name = &model.name;
         model.config.validate().map_err(|error| CommandError::input(format_args!("{name}: {error}")))?;
         let training = format!("training {name} ({} parameters)", model.parameters);
         refuse_memory(&training, &footprint::of(&model.config, work))?;
     }
     Ok(())
+}
+
+/// Training on the task of a recipe, with a text of that many bytes.
+fn training(recipe: &Recipe, text: u64) -> Work {
+    let time = recipe.task.length();
+    // Recall scores the values asked for, one for every pair.
+    let scored = recipe.task.pairs.map_or(time, |pairs| pairs.min(time));
+    let evaluated = footprint::evaluated(&recipe.task);
+    Work::Training { batch: recipe.train.batch, time, scored, evaluated, text }
 }
 
 /// Checks the memory that reading the newest checkpoint of a run takes. A run that cannot be read passes: loading it says
@@ -142,4 +145,22 @@ fn refuse(section: &str, sizes: &[(&str, Option<usize>, usize)]) -> Result<(), C
 
 fn gib(bytes: f64) -> f64 {
     bytes / f64::from(1 << 30)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Peaks of the process, measured on Linux with two threads.
+    #[test]
+    fn the_estimate_is_near_the_measured_peak() {
+        for (recipe, model, text, mib) in [("text", 0, 4_404_412, 355.0), ("recall", 3, 0, 107.0)] {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
+            let recipe = Recipe::load(&folder.join(recipe).with_extension("toml")).unwrap();
+            let models = recipe.resolve(recipe.task.vocab()).unwrap();
+            let parts = footprint::of(&models[model].config, training(&recipe, text));
+            let estimate = parts.iter().map(|part| part.bytes).sum::<f64>() / f64::from(1 << 20);
+            assert!((estimate / mib - 1.0).abs() < 0.03, "{}: {estimate} MiB, not {mib}", models[model].name);
+        }
+    }
 }
