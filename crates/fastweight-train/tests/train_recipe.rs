@@ -118,10 +118,10 @@ fn faults_name_line_and_column_and_show_the_line() {
             "mixers = [{ kind = \"delta_net\", conv_width = 4 }, { conv_width = 2, kind = \"softmax_attention\", \
              kv_heads = 3 }]\nlayers = 2\n# kv_heads = 3",
             27,
-            94,
+            97,
             &["kv_heads is 3"],
         ),
-        ("steps = 10", "steps = 10 # batch = 0\n\"batch\" = 0 #", 12, 1, &["at least 1 sequence"]),
+        ("batch = 2", "# batch = 1\n\"batch\" = 0", 13, 1, &["at least 1 sequence"]),
         (
             "\"softmax_attention\"",
             "\"softmax_attention\"]\npreset = \"delta_net-tin\" # [",
