@@ -86,8 +86,8 @@ impl NamedRule {
                 Special::Softmax => tokens * (key + value),
                 Special::Normalised => key * (value + 1),
                 Special::Comba | Special::DeltaProduct | Special::Rwkv7 | Special::Oja => key * value,
-                Special::TttLinear => 2 * (key * value + value),
-                Special::TttMlp => 2 * (8 * key * key + 5 * key),
+                Special::TttLinear => 2 * (key * value + value) + 1,
+                Special::TttMlp => 2 * (8 * key * key + 5 * key) + 1,
             },
         };
         4 * heads * head
