@@ -4,12 +4,13 @@
 //! run token by token. Chunks begin at multiples of [`Rule::chunk`] tokens of each sequence, so that any cut of
 //! the input gives the same result.
 
+use burn::tensor::activation::log_softmax;
 use burn::tensor::{Bool, Tensor, TensorData};
 
 use super::run::{Gate, Tokens};
 use super::state::{Past, RuleState};
 use super::step::{Factors, TokenRow, anchor, newton_schulz, primal, proximal, read, retain};
-use super::{Bias, GradientAt, Learner, Rule};
+use super::{Bias, GradientAt, Learner, Retention, Rule};
 
 /// The tokens as rows, `[B, H, T, dim]`.
 struct Rows {
@@ -54,7 +55,7 @@ impl Rows {
 
 /// Reads sequences of at least one token, a row each; returns `[B, T, H, V]` and the state after them.
 pub(super) fn sequence(rule: &Rule, tokens: Tokens, mut state: RuleState) -> (Tensor<4>, RuleState) {
-    let [batch, time, ..] = tokens.q.dims();
+    let time = tokens.q.dims()[1];
     let rows = Rows::new(tokens);
     // The loss of a token reads the window's pairs: those before the sequence come first.
     let (mut keys, mut values, mut rates) = (rows.k.clone(), rows.v.clone(), rows.rate.clone());
@@ -108,16 +109,13 @@ pub(super) fn sequence(rule: &Rule, tokens: Tokens, mut state: RuleState) -> (Te
         state.past = Some(Past { k: last(keys), v: last(values), rate: last(rates) });
     }
     state.positions.iter_mut().for_each(|position| *position += time);
-    debug_assert_eq!(state.positions.len(), batch);
     (Tensor::cat(readings, 2).swap_dims(1, 2), state)
 }
 
 /// The anchor as a memory of its retention: the logarithm of a KL memory must be normalised again.
 fn normalised(rule: &Rule, anchor: &[Tensor<4>]) -> Vec<Tensor<4>> {
     match rule.retention {
-        super::Retention::Kl => {
-            anchor.iter().map(|layer| burn::tensor::activation::log_softmax(layer.clone(), 2)).collect()
-        }
+        Retention::Kl => anchor.iter().map(|layer| log_softmax(layer.clone(), 2)).collect(),
         _ => anchor.to_vec(),
     }
 }

@@ -87,7 +87,7 @@ impl NamedRule {
                 Special::Normalised => key * (value + 1),
                 Special::Comba | Special::DeltaProduct | Special::Rwkv7 | Special::Oja => key * value,
                 Special::TttLinear => 2 * (key * value + value) + 1,
-                Special::TttMlp => 2 * (8 * key * key + 5 * key),
+                Special::TttMlp => 2 * (8 * key * key + 5 * key) + 1,
             },
         };
         4 * heads * head

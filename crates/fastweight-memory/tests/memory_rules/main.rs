@@ -6,5 +6,6 @@ mod fixtures;
 mod layer;
 mod minimise;
 mod named;
+mod operators;
 mod support;
 mod tensors;

@@ -267,7 +267,7 @@ fn state_sizes_are_those_of_real_states() {
     assert_eq!(bytes("recursive_least_squares"), 4 * 3 * 128);
     assert_eq!(bytes("titans"), 4 * 3 * 128);
     assert_eq!(bytes("ttt_linear"), 4 * 3 * (2 * 72 + 1));
-    assert_eq!(bytes("ttt_mlp"), 4 * 3 * 2 * (8 * 64 + 32 + 8));
+    assert_eq!(bytes("ttt_mlp"), 4 * 3 * (2 * (8 * 64 + 32 + 8) + 1));
     assert_eq!(bytes("omega"), 4 * 3 * (2 * 4 * 64 + 3 * 17));
     assert_eq!(bytes("atlas"), 4 * 3 * (2 * 2 * 4 * 64 + 3 * 17));
 }

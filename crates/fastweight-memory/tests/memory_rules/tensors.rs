@@ -1,9 +1,9 @@
 //! The generic tensor path against the definition, for every sound rule.
 
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor};
 use fastweight_memory::rule::reference::{self, State, Token, Weights};
 use fastweight_memory::rule::{
-    Fused, Gate, GradientAt, Learner, Retention, Rule, RuleState, RunOptions, Tokens, run,
+    Bias, Fused, Gate, GradientAt, Learner, Retention, Rule, RuleState, RunOptions, Tokens, run,
 };
 use fastweight_ops::{Offsets, Path};
 
@@ -26,7 +26,7 @@ fn variants() -> Vec<Rule> {
             all.push(Rule { window: 3, ..rule });
             all.push(Rule { window: 2, chunk: 4, ..rule });
             all.push(Rule { gradient_at: GradientAt::Decayed, window: 2, ..rule });
-            if rule.bias == fastweight_memory::rule::Bias::Lp {
+            if rule.bias == Bias::Lp {
                 all.push(Rule { smooth: true, p: 1.5, ..rule });
             }
         }
@@ -107,9 +107,12 @@ fn every_sound_rule_equals_its_definition() {
     }
 }
 
-fn cut(tokens: &Tokens, from: usize, count: usize) -> Tokens {
-    let four = |x: &burn::tensor::Tensor<4>| x.clone().narrow(1, from, count);
-    let three = |x: &burn::tensor::Tensor<3>| x.clone().narrow(1, from, count);
+/// `four` and `three` applied to every tensor of the tokens.
+fn each(
+    tokens: &Tokens,
+    four: impl Fn(&Tensor<4>) -> Tensor<4>,
+    three: impl Fn(&Tensor<3>) -> Tensor<3>,
+) -> Tokens {
     Tokens {
         q: four(&tokens.q),
         k: four(&tokens.k),
@@ -121,6 +124,32 @@ fn cut(tokens: &Tokens, from: usize, count: usize) -> Tokens {
             Gate::Channel(gate) => Gate::Channel(four(gate)),
         },
         momentum: tokens.momentum.as_ref().map(three),
+    }
+}
+
+/// Tokens `from..from + count` of every row.
+fn cut(tokens: &Tokens, from: usize, count: usize) -> Tokens {
+    each(tokens, |x| x.clone().narrow(1, from, count), |x| x.clone().narrow(1, from, count))
+}
+
+/// One row.
+fn row(tokens: &Tokens, row: usize) -> Tokens {
+    each(tokens, |x| x.clone().narrow(0, row, 1), |x| x.clone().narrow(0, row, 1))
+}
+
+/// The rows of `a`, then those of `b`.
+fn stacked(a: &Tokens, b: &Tokens) -> Tokens {
+    Tokens {
+        q: Tensor::cat(vec![a.q.clone(), b.q.clone()], 0),
+        k: Tensor::cat(vec![a.k.clone(), b.k.clone()], 0),
+        v: Tensor::cat(vec![a.v.clone(), b.v.clone()], 0),
+        rate: Tensor::cat(vec![a.rate.clone(), b.rate.clone()], 0),
+        gate: match (&a.gate, &b.gate) {
+            (Gate::Scalar(a), Gate::Scalar(b)) => Gate::Scalar(Tensor::cat(vec![a.clone(), b.clone()], 0)),
+            (Gate::Channel(a), Gate::Channel(b)) => Gate::Channel(Tensor::cat(vec![a.clone(), b.clone()], 0)),
+            _ => Gate::None,
+        },
+        momentum: a.momentum.clone().zip(b.momentum.clone()).map(|(a, b)| Tensor::cat(vec![a, b], 0)),
     }
 }
 
@@ -141,7 +170,7 @@ fn any_cut_of_the_input_gives_the_same_result() {
                 from += count;
             }
             let what = format!("{}, cut in {cuts:?}", name(&rule));
-            assert_close(&what, &values(&burn::tensor::Tensor::cat(parts, 1)), &readings, 1e-10);
+            assert_close(&what, &values(&Tensor::cat(parts, 1)), &readings, 1e-10);
             assert_memories(&what, &held, &ends, 1e-10);
         }
     }
@@ -157,52 +186,13 @@ fn rows_are_independent_wherever_each_stands_in_its_chunk() {
         let tokens = tensors(&rule, &sequences, DType::F64, &device);
         let initial = state(&rule, &starts, sizes(&rule)[1], DType::F64, &device);
         // Row 0 reads four tokens alone and row 1 two; then each reads its next five, together.
-        let alone = |row: usize, count: usize| {
-            let rows = |x: &burn::tensor::Tensor<4>| x.clone().narrow(0, row, 1);
-            let three = |x: &burn::tensor::Tensor<3>| x.clone().narrow(0, row, 1);
-            let part = cut(&tokens, 0, count);
-            let part = Tokens {
-                q: rows(&part.q),
-                k: rows(&part.k),
-                v: rows(&part.v),
-                rate: three(&part.rate),
-                gate: match &part.gate {
-                    Gate::None => Gate::None,
-                    Gate::Scalar(gate) => Gate::Scalar(three(gate)),
-                    Gate::Channel(gate) => Gate::Channel(rows(gate)),
-                },
-                momentum: part.momentum.as_ref().map(three),
-            };
-            run(&rule, part, Some(initial.select(&[row]).unwrap()), &composed()).unwrap().1
+        let alone = |index: usize, count: usize| {
+            let part = row(&cut(&tokens, 0, count), index);
+            run(&rule, part, Some(initial.select(&[index]).unwrap()), &composed()).unwrap().1
         };
         let joined = RuleState::cat(vec![alone(0, 4), alone(1, 2)]).unwrap();
         assert_eq!(joined.positions, [4, 2]);
-        let mix = |of: &dyn Fn(&Tokens) -> burn::tensor::Tensor<4>| {
-            let (a, b) = (cut(&tokens, 4, 5), cut(&tokens, 2, 5));
-            burn::tensor::Tensor::cat(vec![of(&a).narrow(0, 0, 1), of(&b).narrow(0, 1, 1)], 0)
-        };
-        let mix3 = |of: &dyn Fn(&Tokens) -> burn::tensor::Tensor<3>| {
-            let (a, b) = (cut(&tokens, 4, 5), cut(&tokens, 2, 5));
-            burn::tensor::Tensor::cat(vec![of(&a).narrow(0, 0, 1), of(&b).narrow(0, 1, 1)], 0)
-        };
-        let mixed = Tokens {
-            q: mix(&|t| t.q.clone()),
-            k: mix(&|t| t.k.clone()),
-            v: mix(&|t| t.v.clone()),
-            rate: mix3(&|t| t.rate.clone()),
-            gate: match &tokens.gate {
-                Gate::None => Gate::None,
-                Gate::Scalar(_) => Gate::Scalar(mix3(&|t| match &t.gate {
-                    Gate::Scalar(gate) => gate.clone(),
-                    _ => unreachable!(),
-                })),
-                Gate::Channel(_) => Gate::Channel(mix(&|t| match &t.gate {
-                    Gate::Channel(gate) => gate.clone(),
-                    _ => unreachable!(),
-                })),
-            },
-            momentum: tokens.momentum.as_ref().map(|_| mix3(&|t| t.momentum.clone().unwrap())),
-        };
+        let mixed = stacked(&row(&cut(&tokens, 4, 5), 0), &row(&cut(&tokens, 2, 5), 1));
         let (o, end) = run(&rule, mixed, Some(joined), &composed()).unwrap();
         let value = sizes(&rule)[1];
         let whole = |row: usize, from: usize| -> Vec<f64> {
