@@ -13,7 +13,6 @@ pub(super) struct Fault {
     pub section: String,
     pub key: String,
     pub message: String,
-    pub help: Option<String>,
     /// The task it was found with, counted from 0, whose own sections come before the shared ones.
     pub task: Option<usize>,
     /// The mixer it belongs to, by its place in `mixers`.
@@ -24,18 +23,11 @@ impl Fault {
     /// The fault with its place in `text`.
     pub fn at(self, text: &str) -> RecipeError {
         let offset = find(text, &self);
-        located(text, offset, self.message, self.help)
+        located(text, offset, self.message, None)
     }
 
     pub fn new(section: &str, key: &str, message: impl Into<String>) -> Self {
-        Fault {
-            section: section.into(),
-            key: key.into(),
-            message: message.into(),
-            help: None,
-            task: None,
-            mixer: None,
-        }
+        Fault { section: section.into(), key: key.into(), message: message.into(), task: None, mixer: None }
     }
 }
 
@@ -64,7 +56,7 @@ fn find(text: &str, fault: &Fault) -> Option<usize> {
         sections(root, fault).iter().filter_map(|name| section(root, name)).collect();
     let mixer = fault.mixer.and_then(|index| {
         let mixers = sections.iter().find_map(|(table, _)| entry(table, "mixers"))?.1;
-        mixers.get_ref().as_array()?.iter().nth(index)
+        mixers.get_ref().as_array()?.get(index)
     });
     let tables = mixer.and_then(|mixer| mixer.get_ref().as_table()).into_iter();
     let mut tables = tables.chain(sections.iter().map(|(table, _)| *table));
@@ -99,7 +91,7 @@ fn section<'t, 'i>(root: &'t DeTable<'i>, name: &str) -> Option<(&'t DeTable<'i>
     while let Some(part) = parts.next() {
         let mut value = entry(found.0, part)?.1;
         if let Some(items) = value.get_ref().as_array() {
-            value = items.iter().nth(parts.next()?.parse().ok()?)?;
+            value = items.get(parts.next()?.parse::<usize>().ok()?)?;
         }
         found = (value.get_ref().as_table()?, Some(value.span().start));
     }
