@@ -2,8 +2,9 @@
 
 use burn::tensor::Tensor;
 
-use super::factors::{Factors, Scalars};
+use super::factors::{Factors, Scalars, Tokenwise};
 use super::network::{Gradients, Network};
+use super::orthogonal;
 use super::pieces::blend;
 use super::{DeepState, DeepTokens, InnerLoss, RateOf};
 
@@ -109,18 +110,24 @@ impl Running {
                 let row = rate.clone().swap_dims(1, 2);
                 factors.mix = factors.mix * row.clone();
                 factors.gather = factors.gather.map(|gather| gather * rate.clone());
-                before = before.map(|(keep, carry, mix)| (keep, carry, mix * row));
+                before = before.map(|(keep, carry, mix)| (keep, carry, mix * row.clone()));
+                if let Some(tokenwise) = &mut factors.tokenwise {
+                    tokenwise.gather = tokenwise.gather.clone() * row;
+                }
             }
         }
         let mut gradients = network.gradients(&self.start, k, v, threshold);
         if let Some(rate) = rate.filter(|_| network.memory.proximal) {
             gradients = gradients.proximal(rate);
         }
-        let Gradients { inputs, errors } = gradients;
         let base = match network.memory.rate {
             RateOf::Written => &self.current,
             RateOf::Reading => &self.start,
         };
+        if let Some(tokenwise) = factors.tokenwise {
+            return self.write_orthogonal(network, q, gradients, &tokenwise, factors.keep);
+        }
+        let Gradients { inputs, errors } = gradients;
         let (keep, carry, mix) = match before {
             Some(rows) => rows,
             None => (factors.keep.clone(), factors.carry.clone(), factors.mix.clone()),
@@ -151,6 +158,45 @@ impl Running {
             }
         }
         self.current = current;
+        output
+    }
+
+    /// The same where the momentum passes through Newton-Schulz steps, token by token.
+    fn write_orthogonal(
+        &mut self,
+        network: &Network,
+        q: Tensor<3>,
+        Gradients { inputs, errors }: Gradients,
+        factors: &Tokenwise,
+        keep: Option<Tensor<3>>,
+    ) -> Tensor<3> {
+        let [rows, tokens, _] = q.dims();
+        let mut all = Vec::new();
+        for (layer, base) in self.current.iter().enumerate() {
+            let momentum = self.momentum.as_ref().map(|p| &p[layer]);
+            let (h, d) = (&inputs[layer], &errors[layer]);
+            let (weights, last) = orthogonal::weights(network, factors, keep.clone(), base, momentum, h, d);
+            if let Some(momentum) = &mut self.momentum {
+                momentum[layer] = last;
+            }
+            all.push(weights);
+        }
+        let output = network.value(q, |layer, h| {
+            let mut weights = all[layer].clone();
+            if network.memory.read_before_write {
+                let first = self.current[layer].clone().unsqueeze_dim::<4>(1);
+                weights = match tokens {
+                    1 => first,
+                    _ => Tensor::cat(vec![first, weights.narrow(1, 0, tokens - 1)], 1),
+                };
+            }
+            orthogonal::apply_each(h, weights)
+        });
+        let last = |weights: Tensor<4>| {
+            let [_, _, from, to] = weights.dims();
+            weights.narrow(1, tokens - 1, 1).reshape([rows, from, to])
+        };
+        self.current = all.into_iter().map(last).collect();
         output
     }
 
@@ -210,11 +256,12 @@ fn chunks(network: &Network, tokens: &DeepTokens, from: usize, count: usize, len
         momentum: tokens.momentum.as_ref().map(scalars),
         decay: tokens.decay.as_ref().map(scalars),
     };
-    let factors = Factors::new(scalar_factors, network.memory.rate, network.memory.window);
+    let factors = Factors::new(scalar_factors, network.memory);
     let cut_if = |x: Option<Tensor<3>>| x.map(cut);
     let before = network.memory.read_before_write.then(|| factors.before());
     let mut before = before.map(|(keep, carry, mix)| (cut_if(keep), cut_if(carry), cut(mix)));
-    let Factors { keep, carry, mix, hold, gather } = factors;
+    let Factors { keep, carry, mix, hold, gather, tokenwise } = factors;
+    let mut tokenwise = tokenwise.map(|x| (cut_if(x.hold), cut(x.gather), cut(x.retained)));
     let (mut keep, mut carry, mut mix) = (cut_if(keep), cut_if(carry), cut(mix));
     let (mut hold, mut gather) = (cut_if(hold), cut_if(gather));
     let mut threshold = tokens.threshold.as_ref().map(|x| cut(scalars(x).unsqueeze_dim::<3>(2)));
@@ -233,6 +280,14 @@ fn chunks(network: &Network, tokens: &DeepTokens, from: usize, count: usize, len
                 mix: mix.next()?,
                 hold: next(&mut hold),
                 gather: next(&mut gather),
+                tokenwise: match &mut tokenwise {
+                    Some((hold, gather, retained)) => Some(Tokenwise {
+                        hold: next(hold),
+                        gather: gather.next()?,
+                        retained: retained.next()?,
+                    }),
+                    None => None,
+                },
             },
             before: match &mut before {
                 Some((keep, carry, mix)) => Some((next(keep), next(carry), mix.next()?)),

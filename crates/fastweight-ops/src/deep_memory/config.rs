@@ -41,7 +41,8 @@ pub enum RateOf {
     #[default]
     Written,
     /// The reading token's, `W_t = W_start - theta_t sum_{s <= t} G_s` (TTT, 2407.04620); the chunk's last token
-    /// gives the rate that lasts. Excludes momentum, decay, a window, proximal steps and reading before writing.
+    /// gives the rate that lasts. Excludes momentum, decay, a window, proximal or Newton-Schulz steps and
+    /// reading before writing.
     Reading,
 }
 
@@ -78,6 +79,9 @@ pub struct DeepMemory {
     /// Tokens whose gradients a token's momentum takes up: itself and those before it, all at the weights of its
     /// own chunk's start (Omega rule, Atlas, 2505.23735); 1 for itself alone.
     pub window: usize,
+    /// Whether the momentum enters the weights through five Newton-Schulz steps,
+    /// `W_t = (1 - decay_t) W_{t-1} + NS5(P_t)` (Atlas). It forms the weights of every token of a chunk.
+    pub newton_schulz: bool,
 }
 
 impl Default for DeepMemory {
@@ -96,6 +100,7 @@ impl Default for DeepMemory {
             chunk: 16,
             read_before_write: false,
             window: 1,
+            newton_schulz: false,
         }
     }
 }
@@ -123,7 +128,7 @@ impl DeepMemory {
     }
 
     /// Upper bound of the bytes that a forward and a backward pass hold for each token and head of a long sequence,
-    /// in float32 with fused pieces, a window of 1 and whole chunks.
+    /// in float32 with fused pieces, a window of 1, no Newton-Schulz steps and whole chunks.
     ///
     /// Each chunk's weights (and momentum) are kept, about 10 copies of every layer's input and error, and 24 rows of
     /// the chunk's factors: linear in the tokens, whatever their number.
@@ -171,6 +176,9 @@ impl DeepMemory {
             }
             _ if self.rate == RateOf::Reading && self.window > 1 => {
                 Err(wrong("window", self.window, "1 where the reading token's rate counts"))
+            }
+            _ if self.rate == RateOf::Reading && self.newton_schulz => {
+                Err(wrong("newton_schulz", true, "false where the reading token's rate counts"))
             }
             _ if self.rate == RateOf::Reading && self.read_before_write => {
                 Err(wrong("read_before_write", true, "false where the reading token's rate counts"))

@@ -7,7 +7,7 @@
 
 use burn::tensor::Tensor;
 
-use super::RateOf;
+use super::{DeepMemory, RateOf};
 
 /// Factors of `n` chunks of `C` tokens, a chunk a row; `S` is C, or with a window C and the tokens before it, and
 /// then the rates of the S tokens are still to be multiplied in.
@@ -23,6 +23,17 @@ pub(super) struct Factors {
     pub(super) hold: Option<Tensor<3>>,
     /// Last row of `gather`, `[R,S,1]`, where there is momentum.
     pub(super) gather: Option<Tensor<3>>,
+    /// All of `hold` and of `gather`, `[R,C,1]` and `[R,C,S]`, and what each token's share keeps, `[R,C,C]`: for a step
+    /// that is not linear in the momentum.
+    pub(super) tokenwise: Option<Tokenwise>,
+}
+
+/// The factors of every token's own momentum.
+#[derive(Debug, Clone)]
+pub(super) struct Tokenwise {
+    pub(super) hold: Option<Tensor<3>>,
+    pub(super) gather: Tensor<3>,
+    pub(super) retained: Tensor<3>,
 }
 
 /// `[R,C]` each: the plain numbers of the tokens.
@@ -34,11 +45,12 @@ pub(super) struct Scalars {
 }
 
 impl Factors {
-    pub(super) fn new(scalars: Scalars, rate_of: RateOf, window: usize) -> Self {
+    pub(super) fn new(scalars: Scalars, memory: &DeepMemory) -> Self {
+        let window = memory.window;
         let Scalars { rate, momentum, decay } = scalars;
         let [rows, tokens] = rate.dims();
         let ones = || Tensor::<3>::ones([rows, tokens, tokens], (&rate.device(), rate.dtype())).tril(0);
-        if rate_of == RateOf::Reading {
+        if memory.rate == RateOf::Reading {
             let column = rate.clone().unsqueeze_dim::<3>(2);
             let gather = Tensor::ones([rows, tokens, 1], (&rate.device(), rate.dtype()));
             return Self {
@@ -47,6 +59,7 @@ impl Factors {
                 carry: Some(column),
                 hold: None,
                 gather: Some(gather),
+                tokenwise: None,
             };
         }
         let written = |x: Tensor<3>| match window {
@@ -66,16 +79,27 @@ impl Factors {
             None => (None, ones()),
         };
         let Some(momentum) = momentum else {
-            return Self { keep, carry: None, mix: written(retained), hold: None, gather: None };
+            let tokenwise = memory.newton_schulz.then(|| {
+                let own = Tensor::<2>::eye(tokens, &rate.device()).cast(rate.dtype()).unsqueeze_dim::<3>(0);
+                let gather = written(own.expand([rows, tokens, tokens]));
+                Tokenwise { hold: None, gather, retained: retained.clone() }
+            });
+            return Self { keep, carry: None, mix: written(retained), hold: None, gather: None, tokenwise };
         };
         let held = products(&momentum);
         let hold = from_start(&held, &momentum);
+        let tokenwise = memory.newton_schulz.then(|| Tokenwise {
+            hold: Some(hold.clone()),
+            gather: written(held.clone()),
+            retained: retained.clone(),
+        });
         Self {
             keep,
             carry: Some(retained.clone().matmul(hold.clone())),
             mix: written(retained.matmul(held.clone())),
             hold: Some(hold.narrow(1, tokens - 1, 1)),
             gather: Some(written(held.narrow(1, tokens - 1, 1)).swap_dims(1, 2)),
+            tokenwise,
         }
     }
 

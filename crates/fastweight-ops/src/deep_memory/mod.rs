@@ -35,6 +35,7 @@ mod cpu_blend;
 mod cpu_norm;
 mod factors;
 mod network;
+mod orthogonal;
 mod pieces;
 pub mod reference;
 mod sequences;

@@ -5,6 +5,7 @@
 use crate::kernel::Dims;
 use crate::reference::{add_scaled, dot, multiply, read, read_back, write};
 
+use super::orthogonal::{QUINTIC, STEPS, TINY};
 use super::{Activation, DeepMemory, InnerLoss, RateOf};
 
 /// Inputs, row-major in the layout of [`deep_memory`](super::deep_memory).
@@ -261,13 +262,16 @@ pub fn forward(x: &Inputs) -> Outputs {
                         write(&mut state.momentum[layer][span(layer)], &h, &d);
                     }
                 }
-                for layer in 0..shapes.len() {
+                for (layer, &shape) in shapes.iter().enumerate() {
                     let (p, w) =
                         (&state.momentum[layer][span(layer)], &mut state.current[layer][span(layer)]);
                     match x.memory.rate {
                         RateOf::Written => {
                             multiply(w, 1.0 - number(x.decay, 0.0));
-                            add_scaled(w, 1.0, p);
+                            match x.memory.newton_schulz {
+                                false => add_scaled(w, 1.0, p),
+                                true => add_scaled(w, 1.0, &newton_schulz(p, shape)),
+                            }
                         }
                         RateOf::Reading => {
                             w.copy_from_slice(&state.start[layer][span(layer)]);
@@ -302,4 +306,29 @@ pub fn forward(x: &Inputs) -> Outputs {
 
 fn slices<'a>(layers: &'a [Vec<f64>], span: &impl Fn(usize) -> std::ops::Range<usize>) -> Vec<&'a [f64]> {
     layers.iter().enumerate().map(|(layer, weights)| &weights[span(layer)]).collect()
+}
+
+/// Five Newton-Schulz steps on `p [in,out]`; `X X^T X` is the same for a matrix and its transpose.
+fn newton_schulz(p: &[f64], [from, to]: [usize; 2]) -> Vec<f64> {
+    let norm = (dot(p, p) + TINY).sqrt();
+    let mut x: Vec<f64> = p.iter().map(|p| p / norm).collect();
+    // X X^T Y
+    let twice = |x: &[f64], y: &[f64]| {
+        let mut out = vec![0.0; from * to];
+        for (i, out) in out.chunks_exact_mut(to).enumerate() {
+            for j in 0..from {
+                let along = dot(&x[i * to..(i + 1) * to], &x[j * to..(j + 1) * to]);
+                add_scaled(out, along, &y[j * to..(j + 1) * to]);
+            }
+        }
+        out
+    };
+    for _ in 0..STEPS {
+        let cubic = twice(&x, &x);
+        let quintic = twice(&x, &cubic);
+        multiply(&mut x, QUINTIC[0]);
+        add_scaled(&mut x, QUINTIC[1], &cubic);
+        add_scaled(&mut x, QUINTIC[2], &quintic);
+    }
+    x
 }

@@ -85,6 +85,7 @@ fn memories_that_cannot_be_are_refused() {
         (DeepMemory { depth: 5, ..base.clone() }, "depth"),
         (DeepMemory { expansion: 0, ..base.clone() }, "expansion"),
         (DeepMemory { chunk: 0, ..base.clone() }, "chunk"),
+        (DeepMemory { rate: RateOf::Reading, newton_schulz: true, ..base.clone() }, "newton_schulz"),
         (DeepMemory { window: 0, ..base.clone() }, "window"),
         (DeepMemory { rate: RateOf::Reading, window: 2, ..base.clone() }, "window"),
         (DeepMemory { norm_eps: 0.0, ..base.clone() }, "norm_eps"),

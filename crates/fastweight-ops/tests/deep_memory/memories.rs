@@ -4,6 +4,11 @@ use fastweight_ops::deep_memory::{Activation, DeepMemory, InnerLoss, RateOf};
 
 use crate::problem::{ALL, Parts};
 
+/// Largest relative error of a float32 output; Newton-Schulz steps blow up what is nearly zero.
+pub fn single_limit(memory: &DeepMemory) -> f64 {
+    if memory.newton_schulz { 1e-4 } else { 1e-5 }
+}
+
 /// Memories that differ in one thing each, of the given chunk.
 pub fn memories(chunk: usize) -> Vec<(String, DeepMemory, Parts)> {
     let base = DeepMemory { expansion: 2, chunk, ..DeepMemory::default() };
@@ -23,6 +28,13 @@ pub fn memories(chunk: usize) -> Vec<(String, DeepMemory, Parts)> {
     let window = DeepMemory { window: 6, read_before_write: true, loss: InnerLoss::Huber, ..base.clone() };
     add("long window, read first", window.clone(), Parts { momentum: false, ..ALL });
     add("window, proximal", DeepMemory { proximal: true, ..window }, ALL);
+    add("newton-schulz", DeepMemory { newton_schulz: true, ..base.clone() }, ALL);
+    let atlas = DeepMemory { newton_schulz: true, read_before_write: true, ..base.clone() };
+    add(
+        "newton-schulz, window, read first",
+        DeepMemory { window: 3, ..atlas },
+        Parts { momentum: false, ..ALL },
+    );
     add("proximal", DeepMemory { proximal: true, ..base.clone() }, ALL);
     for loss in losses() {
         add(&format!("{loss:?}"), DeepMemory { loss, ..base.clone() }, ALL);

@@ -124,7 +124,7 @@ impl Problem {
             let mut recent = spread(next(), &[states, heads, memory.window - 1, columns], -1.0, 1.0);
             for token in recent.values.chunks_mut(columns) {
                 token[columns - 2] = if position == 0 { 0.0 } else { 0.015 * (1.0 + token[columns - 2]) };
-                token[columns - 1] = 1.2 + token[columns - 1];
+                token[columns - 1] += 1.2;
             }
             inputs.push(("recent.0".into(), recent));
         }
