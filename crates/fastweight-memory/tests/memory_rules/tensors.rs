@@ -91,9 +91,14 @@ fn every_sound_rule_equals_its_definition() {
         for time in [1, 8] {
             let (sequences, starts) = problem(&rule, time);
             let (readings, ends) = expected(&rule, &sequences, &starts);
-            // Five Newton-Schulz iterations multiply the rounding of a momentum of low rank by 3.4445^5 = 485 a token.
-            let single = if rule.learner == Learner::NewtonSchulz { 2e-3 } else { 2e-5 };
+            // Five Newton-Schulz iterations multiply the rounding of a momentum of low rank by 3.4445^5 = 485, and every
+            // later gradient again: in float32 one token can be compared, in float64 all.
+            let orthogonal = rule.learner == Learner::NewtonSchulz;
+            let single = if orthogonal { 5e-4 } else { 2e-5 };
             for (dtype, tolerance) in [(DType::F64, 1e-10), (DType::F32, single)] {
+                if orthogonal && dtype == DType::F32 && time > 1 {
+                    continue;
+                }
                 let initial = state(&rule, &starts, sizes(&rule)[1], dtype, &device);
                 let (o, end) =
                     run(&rule, tensors(&rule, &sequences, dtype, &device), Some(initial), &composed())
