@@ -40,9 +40,9 @@ impl Default for TttLinearConfig {
 /// TTT-Linear (Sun et al. 2024, 2407.04620).
 ///
 /// Short convolution on q, k, v; unit q and k; `eta = eta_base sigmoid(W x)` a head. Each head's inner model
-/// `x + LN(W^T x + c)` starts at trained weights and learns to map keys to values by gradient descent,
-/// mini-batch by mini-batch (see [`fastweight_ops::ttt`]); each head's reading is RMS-normalised and gated by
-/// `silu(W_g x)`. The inner model adds to its input, so `value_dim` equals `head_dim`.
+/// starts at trained weights `W, c` and learns `LN(W^T k + c) = v - k` by gradient descent, mini-batch by mini-batch; a token
+/// reads `z + LN(z)`, `z = W^T q + c` (see [`fastweight_ops::ttt`]), RMS-normalised and gated by `silu(W_g x)`. Keys are
+/// taken from values, so `value_dim` equals `head_dim`.
 #[derive(Module, Debug)]
 pub struct TttLinear {
     /// Queries.
