@@ -133,10 +133,12 @@ fn per_model(task: &TaskComparison, points: impl Fn(&Entry) -> Vec<(f64, f64)>) 
 /// length.
 fn mean(lines: &[Vec<(f64, f64)>]) -> Vec<(f64, f64)> {
     let points = lines.iter().map(Vec::len).min().unwrap_or_default();
-    let over_lines = |figure: &dyn Fn(&Vec<(f64, f64)>) -> f64| {
-        lines.iter().map(figure).sum::<f64>() / lines.len().max(1) as f64
+    let count = lines.len().max(1) as f64;
+    let at = |i: usize| {
+        let sum = lines.iter().fold((0.0, 0.0), |sum, line| (sum.0 + line[i].0, sum.1 + line[i].1));
+        (sum.0 / count, sum.1 / count)
     };
-    (0..points).map(|i| (over_lines(&|line| line[i].0), over_lines(&|line| line[i].1))).collect()
+    (0..points).map(at).collect()
 }
 
 fn over_seeds(task: &TaskComparison) -> String {
