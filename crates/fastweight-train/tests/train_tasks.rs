@@ -295,7 +295,8 @@ fn a_result_of_before_tasks_had_names_is_still_found() {
 #[test]
 fn the_report_has_one_table_of_all_tasks_and_plots_for_each() {
     let folder = tempfile::tempdir().unwrap();
-    let (comparison, _) = run(&recipe(), folder.path());
+    let two = Recipe::parse(&TASKS.replacen("seeds = [5]", "seeds = [5, 6]\neval_every = 1", 1)).unwrap();
+    let (comparison, _) = run(&two, folder.path());
     let columns = |task: usize| -> Vec<String> {
         comparison.tasks[task].columns().into_iter().map(|column| column.name).collect()
     };
@@ -306,9 +307,10 @@ fn the_report_has_one_table_of_all_tasks_and_plots_for_each() {
     );
     let parity = &comparison.tasks[1];
     let [strings, answers, ..] = &parity.columns()[..] else { panic!("four columns") };
-    for (index, entry) in parity.entries.iter().enumerate() {
-        assert_eq!(strings.values[index].mean, entry.score);
-        assert_eq!(answers.values[index].mean, entry.bins[1].steps);
+    for (index, own) in parity.entries.chunks(2).enumerate() {
+        assert_eq!(strings.values[index].mean, (own[0].score + own[1].score) / 2.0);
+        assert_eq!(answers.values[index].mean, (own[0].bins[1].steps + own[1].bins[1].steps) / 2.0);
+        assert_ne!(own[0].tokens, own[1].tokens, "strings of other lengths");
     }
     let page = report::render(&comparison).unwrap();
     for part in [
@@ -327,6 +329,9 @@ fn the_report_has_one_table_of_all_tasks_and_plots_for_each() {
     ] {
         assert!(page.contains(part), "{part}");
     }
+    let start = page.find("<h2>Long strings right against training tokens").unwrap();
+    let plot = &page[start..start + page[start..].find("</svg>").unwrap()];
+    assert_eq!(plot.matches("<circle ").count(), 2 * 3, "the mean of two seeds at each of three steps");
     assert_eq!(page.matches("<svg ").count(), 5);
     assert_eq!(page.matches("<table>").count(), 3, "all tasks, then each");
     assert!(!page.contains("NaN"));

@@ -129,18 +129,16 @@ fn per_model(task: &TaskComparison, points: impl Fn(&Entry) -> Vec<(f64, f64)>) 
     task.models.iter().enumerate().map(series).collect()
 }
 
-/// The mean of lines at the places that all of them have.
+/// The mean of lines, point by point as far as all of them go. Seeds differ in their place too where sequences differ in
+/// length.
 fn mean(lines: &[Vec<(f64, f64)>]) -> Vec<(f64, f64)> {
-    let Some((first, others)) = lines.split_first() else { return Vec::new() };
-    let at = |line: &[(f64, f64)], x: f64| line.iter().find(|p| p.0 == x).map(|p| p.1);
-    let everywhere = |&(x, y): &(f64, f64)| {
-        let mut sum = y;
-        for line in others {
-            sum += at(line, x)?;
-        }
-        Some((x, sum / lines.len() as f64))
+    let points = lines.iter().map(Vec::len).min().unwrap_or_default();
+    let count = lines.len().max(1) as f64;
+    let at = |i: usize| {
+        let sum = lines.iter().fold((0.0, 0.0), |sum, line| (sum.0 + line[i].0, sum.1 + line[i].1));
+        (sum.0 / count, sum.1 / count)
     };
-    first.iter().filter_map(everywhere).collect()
+    (0..points).map(at).collect()
 }
 
 fn over_seeds(task: &TaskComparison) -> String {
