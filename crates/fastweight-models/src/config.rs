@@ -181,10 +181,11 @@ impl ModelConfig {
         let embeddings = product(&[if self.tied { 1 } else { 2 }, self.vocab, self.width]);
         let maps = product(&[3, self.width, self.mlp_hidden()]).saturating_add(product(&[2, self.width]));
         let period = self.mixers.len().max(1);
-        // Layers with the same mixer have the same parameters: one of each is counted.
-        let blocks = (0..period.min(self.layers)).map(|layer| {
-            let mixer = self.mixer(layer).parameter_count(&self.context(layer));
-            product(&[mixer.saturating_add(maps), (self.layers - layer).div_ceil(period)])
+        let block = |layer| self.mixer(layer).parameter_count(&self.context(layer)).saturating_add(maps);
+        // Layers with the same mixer have the same parameters, but for the model's first layer.
+        let blocks = (0..period.min(self.layers)).map(|layer| match (self.layers - layer).div_ceil(period) {
+            1 => block(layer),
+            count => block(layer).saturating_add(product(&[block(layer + period), count - 1])),
         });
         blocks.fold(embeddings.saturating_add(self.width), usize::saturating_add)
     }

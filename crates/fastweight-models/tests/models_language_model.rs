@@ -20,7 +20,11 @@ fn configs() -> Vec<ModelConfig> {
         ModelConfig { head_dim: Some(6), value_dim: Some(4), mlp_hidden: Some(20), ..one(&mixers[0]) };
     // TTT-Linear needs as many value channels as key channels.
     let mixers: Vec<MixerConfig> = mixers.into_iter().filter(|mixer| mixer.name() != "ttt_linear").collect();
-    configs.push(ModelConfig { layers: mixers.len(), mixers, tied: true, ..sizes });
+    // RWKV-7 first and again last, where it reads the values of the first.
+    let mut mixers = mixers;
+    mixers.rotate_right(1);
+    assert_eq!(mixers[0].name(), "rwkv7");
+    configs.push(ModelConfig { layers: mixers.len() + 1, mixers, tied: true, ..sizes });
     configs
 }
 
