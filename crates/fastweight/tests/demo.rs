@@ -180,3 +180,37 @@ fn bad_input_is_refused_and_named() {
     }
     assert_eq!(fs::read_to_string(folder.path().join("file")).unwrap(), "{}");
 }
+
+#[test]
+fn surprise_reads_a_text_with_a_titans_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let ran = demo(folder.path(), &["surprise", "--json", "--out", "figures"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let lines: Vec<serde_json::Value> =
+        ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let tokens: Vec<_> = lines.iter().filter(|line| line["token"].is_u64()).collect();
+    assert_eq!(tokens.len(), 160);
+    for (first, second) in tokens[..80].iter().zip(&tokens[80..]) {
+        assert_eq!(first["text"], second["text"]);
+    }
+    for token in &tokens {
+        let of = |name: &str| token[name].as_f64().unwrap();
+        assert!(of("surprise") > 0.0, "{token}");
+        for gate in ["theta", "eta", "alpha"] {
+            assert!((0.0..=1.0).contains(&of(gate)), "{token}");
+        }
+    }
+    let svg = std::fs::read_to_string(folder.path().join("figures/surprise.svg")).unwrap();
+    for curve in ["surprise", "theta", "eta", "alpha"] {
+        assert!(svg.contains(curve), "{curve}");
+    }
+    assert!(svg.matches("<text").count() > 160, "every token stands under the curves");
+    assert!(!folder.path().join("figures/memory.svg").exists());
+
+    let ran = demo(folder.path(), &["half-step", "--data", "text"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("surprise"), "{}", ran.stderr);
+    let ran = demo(folder.path(), &["surprise", "--data", "missing"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("missing"), "{}", ran.stderr);
+}

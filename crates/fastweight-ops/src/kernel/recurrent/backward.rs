@@ -175,7 +175,7 @@ impl<R: Rule> Kernel for BackwardTask<'_, R> {
 }
 
 /// Value columns whose states a chunk keeps at a time.
-pub(super) const BLOCK: usize = 16;
+pub(super) const BLOCK: usize = 8;
 
 /// Matrices of one task; `d` before a name is its gradient.
 #[derive(Clone, Copy)]
