@@ -50,7 +50,7 @@ pub(super) const RULES: [NamedRule; 10] = [
         attentional_bias: "squared error, ½ |LN(Wᵀk + c) - (v - k)|²",
         retention: NOTHING_W,
         learner: "one gradient step, rate η(x), gradients at the start of mini-batches of 16",
-        equation: "Wₜ = W₀ - ηₜ Σ_{s≤t} kₛuₛᵀ, cₜ = c₀ - ηₜ Σ_{s≤t} uₛ, u = ∂loss/∂(W₀ᵀk + c₀); oₜ = qₜ + LN(Wₜᵀqₜ + cₜ)",
+        equation: "Wₜ = W₀ - ηₜ Σ_{s≤t} kₛuₛᵀ, cₜ = c₀ - ηₜ Σ_{s≤t} uₛ, u = ∂loss/∂(W₀ᵀk + c₀); oₜ = zₜ + LN(zₜ), zₜ = Wₜᵀqₜ + cₜ",
         objective: "(W, c)ₜ = argmin ⟨ηₜ∇loss, (W, c)⟩ + ½ |(W, c) - (W, c)ₜ₋₁|² (mini-batch of one)",
         state_size: "H (2 (K V + V) + 1): at the start of the mini-batch, the gradients gathered in it, the last rate",
         source: "Sun et al. 2024, arXiv 2407.04620",
