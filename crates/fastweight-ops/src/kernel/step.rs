@@ -73,7 +73,12 @@ pub fn step<R: Rule>(inputs: StepInputs<'_>, state: &mut [f32], normaliser: &mut
             dispatch(set, StepTask { inputs, units, targets, carver, rule: PhantomData::<R> });
         });
     };
-    let parts = if state.len() < SERIAL_NUMBERS { 1 } else { rayon::current_num_threads().min(units) };
+    share_units(units, state.len(), run);
+}
+
+/// Runs the states `0..units` in as many parts as there are threads, or in one when `numbers` of state are few.
+pub(super) fn share_units(units: usize, numbers: usize, run: impl Fn(Range<usize>) + Sync) {
+    let parts = if numbers < SERIAL_NUMBERS { 1 } else { rayon::current_num_threads().min(units) };
     if parts < 2 {
         run(0..units);
     } else {
@@ -252,8 +257,12 @@ unsafe fn block<L: Lanes, const N: usize, R: Rule>(t: &Token, column: usize, las
     }
 }
 
+/// `count` lanes, at most a whole register.
+///
+/// # Safety
+/// The CPU supports `L`; that many numbers are readable.
 #[inline(always)]
-unsafe fn read<L: Lanes>(from: *const f32, count: usize) -> L {
+pub(super) unsafe fn read<L: Lanes>(from: *const f32, count: usize) -> L {
     // SAFETY: vouched for by the caller.
     unsafe { if count == L::COUNT { L::load(from) } else { L::load_partial(from, count) } }
 }

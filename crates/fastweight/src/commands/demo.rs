@@ -149,13 +149,13 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
         tokens.iter().try_for_each(output::json)?;
     }
     let mut drawn = Vec::new();
-    if !tokens.is_empty() {
+    if !args.no_figures && !tokens.is_empty() {
         drawn.push(("surprise", surprise_figure::draw(&tokens)?));
     }
-    if names != [Name::Surprise] {
+    if !args.no_figures && names != [Name::Surprise] {
         drawn.extend(figures::draw()?);
     }
-    let figures = if args.no_figures { Vec::new() } else { figures::write(&args.out, drawn)? };
+    let figures = if drawn.is_empty() { Vec::new() } else { figures::write(&args.out, drawn)? };
     for (figure, path) in figures {
         let path = path.display().to_string();
         if global.json {

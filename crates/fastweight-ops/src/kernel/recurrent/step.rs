@@ -5,19 +5,15 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::forward::store_some;
 use super::{Inputs, Rule, Staged};
 use crate::kernel::memory::Place;
 use crate::kernel::simd::{InstructionSet, Kernel, Lanes, dispatch};
+use crate::kernel::step::{read, share_units};
 use crate::kernel::workspace::{Carver, SharedOut, with_workspace};
 
 /// Registers across a block of value columns.
 const BLOCK: usize = 4;
-
-/// Numbers of state under which one thread does the work.
-const SERIAL_NUMBERS: usize = 1 << 16;
 
 /// Writes one token for every row of the batch to its state `[batch, heads, key, value]` (and momentum, for
 /// the rule with one; else empty) and reads the outputs `[batch, heads, value]`.
@@ -43,13 +39,7 @@ pub fn step<R: Rule>(inputs: &Inputs<'_>, state: &mut [f32], momentum: &mut [f32
             dispatch(set, StepTask { inputs, units, targets, carver, rule: PhantomData::<R> });
         });
     };
-    let parts = if numbers < SERIAL_NUMBERS { 1 } else { rayon::current_num_threads().min(units) };
-    if parts < 2 {
-        run(0..units);
-    } else {
-        let bound = |part: usize| part * units / parts;
-        (0..parts).into_par_iter().with_max_len(1).for_each(|part| run(bound(part)..bound(part + 1)));
-    }
+    share_units(units, numbers, run);
 }
 
 #[derive(Clone, Copy)]
@@ -171,10 +161,4 @@ unsafe fn block<L: Lanes, const N: usize, R: Rule>(t: &Token<R>, column: usize, 
             store_some(output[n], t.out.add(column + n * L::COUNT), last);
         }
     }
-}
-
-#[inline(always)]
-unsafe fn read<L: Lanes>(from: *const f32, count: usize) -> L {
-    // SAFETY: vouched for by the caller.
-    unsafe { if count == L::COUNT { L::load(from) } else { L::load_partial(from, count) } }
 }
