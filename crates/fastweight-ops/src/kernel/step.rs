@@ -77,7 +77,7 @@ pub fn step<R: Rule>(inputs: StepInputs<'_>, state: &mut [f32], normaliser: &mut
 }
 
 /// Runs the states `0..units` in as many parts as there are threads, or in one when `numbers` of state are few.
-pub(super) fn share_units(units: usize, numbers: usize, run: impl Fn(Range<usize>) + Sync) {
+pub(crate) fn share_units(units: usize, numbers: usize, run: impl Fn(Range<usize>) + Sync) {
     let parts = if numbers < SERIAL_NUMBERS { 1 } else { rayon::current_num_threads().min(units) };
     if parts < 2 {
         run(0..units);

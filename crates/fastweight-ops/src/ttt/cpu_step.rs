@@ -6,13 +6,11 @@ use rayon::prelude::*;
 
 use crate::kernel::Dims;
 use crate::kernel::simd::{InstructionSet, Kernel, Lanes, dispatch};
+use crate::kernel::step::share_units;
 use crate::kernel::tile::{Matrix, column_tiles, copy_in, copy_out};
 use crate::kernel::workspace::{Carver, SharedOut, with_workspace};
 
 use super::rows::{Inner, Norm, inner, output};
-
-/// Numbers of state under which one thread does the work.
-const SERIAL_NUMBERS: usize = 1 << 16;
 
 /// Inputs of one token for every row of the batch, contiguous.
 #[derive(Debug, Clone, Copy)]
@@ -63,7 +61,7 @@ pub fn step(inputs: StepInputs<'_>, gathered: &mut [f32], gathered_bias: &mut [f
     assert_eq!((inputs.ln_w.len(), inputs.ln_b.len()), (heads * value, heads * value), "lengths of LN");
     assert_eq!(inputs.weights.len(), units * key * value, "length of the weights");
     assert_eq!(gathered.len(), units * key * value, "length of gathered");
-    let parts = if gathered.len() < SERIAL_NUMBERS { 1 } else { rayon::current_num_threads().min(units) };
+    let numbers = gathered.len();
     let targets = Targets {
         gathered: SharedOut::new(gathered),
         gathered_bias: SharedOut::new(gathered_bias),
@@ -76,12 +74,7 @@ pub fn step(inputs: StepInputs<'_>, gathered: &mut [f32], gathered_bias: &mut [f
             dispatch(set, StepTask { inputs, units, targets, carver });
         });
     };
-    if parts < 2 {
-        run(0..units);
-    } else {
-        let bound = |part: usize| part * units / parts;
-        (0..parts).into_par_iter().with_max_len(1).for_each(|part| run(bound(part)..bound(part + 1)));
-    }
+    share_units(units, numbers, run);
 }
 
 /// The end of a mini-batch in the rows where `ends`: `weights -= eta gathered`, likewise the bias.
