@@ -1,9 +1,10 @@
 //! Any mixer's configuration, as recipes write it.
 
 use burn::tensor::Device;
-use serde::de::{Deserializer, Error, MapAccess, Visitor};
+use serde::de::Deserializer;
 use serde::{Deserialize, Serialize};
 
+use crate::choice::{self, Choice, Options};
 use crate::context::{MOST_WINDOW, validate_conv};
 use crate::init::initialise;
 use crate::layers::{
@@ -12,7 +13,7 @@ use crate::layers::{
     LinearAttentionConfig, Mamba2Config, RetNetConfig, RuleConfig, Rwkv7Config, SoftmaxAttentionConfig,
     TitansConfig, TttLinearConfig,
 };
-use crate::{LayerContext, MemoryError, Mixer, StateSize, names};
+use crate::{LayerContext, MemoryError, Mixer, StateSize};
 
 /// Which mixer a layer has, and its options.
 ///
@@ -104,7 +105,7 @@ impl MixerConfig {
 
     /// The mixer of a name, with its default options.
     pub fn by_name(name: &str) -> Option<Self> {
-        Self::with_options(name, serde_json::Map::new())?.ok()
+        Self::with_options(name, Options::new())?.ok()
     }
 
     /// The mixer's name in recipes.
@@ -118,6 +119,11 @@ impl MixerConfig {
     /// Width of the layer's short convolutions, 0 for none.
     pub fn conv_width(&self) -> usize {
         each!(self, Layer, config => config.conv_width())
+    }
+
+    /// Whether a session's state grows with every token read: softmax attention without a window.
+    pub fn state_grows(&self) -> bool {
+        each!(self, Layer, config => config.state_grows())
     }
 
     /// Checks the options against the layer's geometry.
@@ -181,9 +187,25 @@ impl MixerConfig {
             && heads <= ctx.heads
             && tokens <= MOST_WINDOW
     }
+}
 
-    /// The mixer of a name with the given options; none for an unknown name.
+impl<'de> Deserialize<'de> for MixerConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        choice::deserialize(deserializer)
+    }
+}
+
+impl Choice for MixerConfig {
+    const WHAT: &'static str = "mixer";
+
+    fn names() -> &'static [&'static str] {
+        &Self::NAMES
+    }
+
     fn with_options(name: &str, options: Options) -> Option<Result<Self, String>> {
+        fn parse<C: LayerConfig>(options: Options) -> Result<C, String> {
+            choice::parse(C::NAME, options)
+        }
         Some(match name {
             SoftmaxAttentionConfig::NAME => parse(options).map(Self::SoftmaxAttention),
             LinearAttentionConfig::NAME => parse(options).map(Self::LinearAttention),
@@ -209,70 +231,5 @@ impl MixerConfig {
             }
             _ => return None,
         })
-    }
-}
-
-type Options = serde_json::Map<String, serde_json::Value>;
-
-/// Reads a layer's options one by one, so that a message can name the option.
-fn parse<C: LayerConfig>(options: Options) -> Result<C, String> {
-    let known = match serde_json::to_value(C::default()) {
-        Ok(serde_json::Value::Object(defaults)) => defaults,
-        _ => Options::new(),
-    };
-    let mut config = C::default();
-    let mut accepted = Options::new();
-    for (option, value) in options {
-        if !known.contains_key(&option) {
-            let known: Vec<&str> = known.keys().map(String::as_str).collect();
-            return Err(names::unknown(&format!("option of {}", C::NAME), &option, &known));
-        }
-        accepted.insert(option.clone(), value);
-        config = serde_json::from_value(serde_json::Value::Object(accepted.clone()))
-            .map_err(|error| format!("{} of {}: {error}", option, C::NAME))?;
-    }
-    Ok(config)
-}
-
-impl<'de> Deserialize<'de> for MixerConfig {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct NameOrTable;
-
-        fn unknown<E: Error>(name: &str) -> E {
-            E::custom(names::unknown("mixer", name, &MixerConfig::NAMES))
-        }
-
-        impl<'de> Visitor<'de> for NameOrTable {
-            type Value = MixerConfig;
-
-            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                formatter.write_str("a mixer's name or a table with its kind and options")
-            }
-
-            fn visit_str<E: Error>(self, name: &str) -> Result<MixerConfig, E> {
-                MixerConfig::by_name(name).ok_or_else(|| unknown(name))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<MixerConfig, A::Error> {
-                let mut options = Options::new();
-                while let Some((key, value)) = map.next_entry()? {
-                    options.insert(key, value);
-                }
-                let Some(kind) = options.remove("kind") else {
-                    return Err(A::Error::custom(
-                        "a mixer table needs its kind, such as kind = \"delta_net\"",
-                    ));
-                };
-                let Some(name) = kind.as_str() else {
-                    return Err(A::Error::custom(format!("kind is {kind}, expected a mixer's name")));
-                };
-                match MixerConfig::with_options(name, options) {
-                    None => Err(unknown(name)),
-                    Some(result) => result.map_err(A::Error::custom),
-                }
-            }
-        }
-
-        deserializer.deserialize_any(NameOrTable)
     }
 }

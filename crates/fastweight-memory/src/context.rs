@@ -30,6 +30,10 @@ pub struct LayerContext {
     pub layers: usize,
     /// Added to the mean square in every RMS normalisation.
     pub norm_eps: f64,
+    /// Hidden channels of the channel mixers; each kind has its own default when absent.
+    pub mlp_hidden: Option<usize>,
+    /// Tokens of the model's vocabulary; 0 for a layer that stands alone.
+    pub vocab: usize,
     /// Seed of the layer's initial weights when it is built alone.
     pub seed: u64,
 }
@@ -38,7 +42,18 @@ impl LayerContext {
     /// A layer that stands alone: K = V = `width / heads` (at least 1), seed 0, `norm_eps` 1e-5.
     pub fn new(width: usize, heads: usize) -> Self {
         let head_dim = (width / heads.max(1)).max(1);
-        Self { width, heads, head_dim, value_dim: head_dim, layer: 0, layers: 1, norm_eps: 1e-5, seed: 0 }
+        Self {
+            width,
+            heads,
+            head_dim,
+            value_dim: head_dim,
+            layer: 0,
+            layers: 1,
+            norm_eps: 1e-5,
+            mlp_hidden: None,
+            vocab: 0,
+            seed: 0,
+        }
     }
 
     /// Channels of all keys, `heads * head_dim`.

@@ -7,8 +7,11 @@
 //!
 //! Trained parameters live in the layer (`burn` modules), session state in types that implement [`State`].
 //! [`MixerConfig`] names every layer for recipes, [`rule`] is the
-//! algebra of memory rules: four choices that make a rule, and every named rule by its choices.
+//! algebra of memory rules: four choices that make a rule, and every named rule by its choices. [`channel`] has the maps on each
+//! token that stand between the mixers of a model.
 
+pub mod channel;
+mod choice;
 mod config;
 mod context;
 mod error;
@@ -23,6 +26,7 @@ pub mod rule;
 mod state;
 mod token_shift;
 
+pub use channel::{ChannelMixer, ChannelMixerConfig, ChannelState, SwiGlu};
 pub use config::MixerConfig;
 pub use context::{LayerContext, MOST_HEAD_CHANNELS, MOST_LAYERS, MOST_WIDTH};
 pub use error::MemoryError;

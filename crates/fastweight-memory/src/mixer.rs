@@ -1,7 +1,7 @@
 //! Any mixer, chosen at run time.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use fastweight_ops::Offsets;
 
 use crate::layers::{
@@ -11,12 +11,18 @@ use crate::layers::{
 };
 use crate::{MemoryError, MixerState};
 
-/// What a model's layers leave for the layers after them, at the tokens being read. Not a state: nothing of it
+/// What a model and its layers leave for the layers after them, at the tokens being read. Not a state: nothing of it
 /// outlives the call.
 #[derive(Debug, Clone, Default)]
 pub struct Shared {
     /// Values of the first RWKV-7 layer, `[B, T, heads V]`.
     pub first_value: Option<Tensor<3>>,
+    /// The tokens read, `[B, T]`.
+    pub tokens: Option<Tensor<2, Int>>,
+    /// Their vectors, before the first block, `[B, T, width]`.
+    pub embedded: Option<Tensor<3>>,
+    /// What the block at hand reads, before its normalisation, `[B, T, width]`.
+    pub residual: Option<Tensor<3>>,
 }
 
 /// One of the memory layers; parameters keep the layer's own names.

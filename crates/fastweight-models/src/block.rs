@@ -1,41 +1,11 @@
 //! One block: a mixer between tokens, then a map on each token.
 
 use burn::module::Module;
-use burn::nn::Linear;
 use burn::tensor::{Device, Tensor};
-use fastweight_memory::{MemoryError, Mixer, MixerState, RmsNorm, Shared, linear};
-use fastweight_ops::activation::swiglu;
-use fastweight_ops::{Offsets, OpError};
+use fastweight_memory::{ChannelMixer, ChannelState, MemoryError, Mixer, RmsNorm, Shared};
+use fastweight_ops::Offsets;
 
-/// `down(silu(gate x) * up x)` (Shazeer 2020, 2002.05202).
-#[derive(Module, Debug)]
-pub struct SwiGlu {
-    /// `width -> hidden`, through SiLU.
-    pub gate: Linear,
-    /// `width -> hidden`.
-    pub up: Linear,
-    /// `hidden -> width`.
-    pub down: Linear,
-}
-
-impl SwiGlu {
-    /// A map with `hidden` channels inside, zero until it is initialised.
-    pub fn new(width: usize, hidden: usize, device: &Device) -> Self {
-        Self {
-            gate: linear(width, hidden, device),
-            up: linear(width, hidden, device),
-            down: linear(hidden, width, device),
-        }
-    }
-
-    /// Maps every token of `x [.., width]` alone.
-    ///
-    /// # Errors
-    /// An operator that refuses its arguments.
-    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>, OpError> {
-        Ok(self.down.forward(swiglu(self.gate.forward(x.clone()), self.up.forward(x))?))
-    }
-}
+use crate::LayerState;
 
 /// `x + mixer(norm(x))`, then `x + mlp(norm(x))`.
 #[derive(Module, Debug)]
@@ -47,24 +17,27 @@ pub struct Block {
     /// Normalisation before the map on each token.
     pub mlp_norm: RmsNorm,
     /// The map on each token.
-    pub mlp: SwiGlu,
+    pub mlp: ChannelMixer,
 }
 
 impl Block {
-    /// Reads `x [B, T, width]`; returns `[B, T, width]` and the mixer's state after it. `shared` goes from block to block.
+    /// Reads `x [B, T, width]`; returns `[B, T, width]` and the state after it. `shared` goes from block to block.
     ///
     /// # Errors
     /// An input, state or offsets that do not fit.
     pub fn forward(
         &self,
         x: Tensor<3>,
-        state: Option<MixerState>,
+        state: Option<LayerState>,
         offsets: Option<&Offsets>,
         shared: &mut Shared,
-    ) -> Result<(Tensor<3>, MixerState), MemoryError> {
+    ) -> Result<(Tensor<3>, LayerState), MemoryError> {
+        let (mixer, channel) = state.map_or((None, None), |state| (Some(state.mixer), state.channel));
+        shared.residual = Some(x.clone());
         let normed = self.mixer_norm.forward(x.clone())?;
-        let (mixed, state) = self.mixer.forward_shared(normed, state, offsets, shared)?;
-        Ok((self.mlp(x + mixed)?, state))
+        let (mixed, mixer) = self.mixer.forward_shared(normed, mixer, offsets, shared)?;
+        let (y, channel) = self.mlp(x + mixed, channel, offsets, shared)?;
+        Ok((y, LayerState { mixer, channel }))
     }
 
     /// Reads one token per row, `x [B, width]`.
@@ -74,14 +47,33 @@ impl Block {
     pub fn step(
         &self,
         x: Tensor<2>,
-        state: MixerState,
+        state: LayerState,
         shared: &mut Shared,
-    ) -> Result<(Tensor<2>, MixerState), MemoryError> {
-        let (mixed, state) = self.mixer.step_shared(self.mixer_norm.forward(x.clone())?, state, shared)?;
-        Ok((self.mlp(x + mixed)?, state))
+    ) -> Result<(Tensor<2>, LayerState), MemoryError> {
+        shared.residual = Some(x.clone().unsqueeze_dim(1));
+        let normed = self.mixer_norm.forward(x.clone())?;
+        let (mixed, mixer) = self.mixer.step_shared(normed, state.mixer, shared)?;
+        let (y, channel) = self.mlp((x + mixed).unsqueeze_dim(1), state.channel, None, shared)?;
+        Ok((y.squeeze_dim(1), LayerState { mixer, channel }))
     }
 
-    fn mlp<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>, OpError> {
-        Ok(x.clone() + self.mlp.forward(self.mlp_norm.forward(x)?)?)
+    /// The state of `batch` sequences before their first token.
+    pub fn zero_state(&self, batch: usize, device: &Device) -> LayerState {
+        LayerState {
+            mixer: self.mixer.zero_state(batch, device),
+            channel: self.mlp.zero_state(batch, device),
+        }
+    }
+
+    fn mlp(
+        &self,
+        x: Tensor<3>,
+        state: Option<ChannelState>,
+        offsets: Option<&Offsets>,
+        shared: &Shared,
+    ) -> Result<(Tensor<3>, Option<ChannelState>), MemoryError> {
+        let normed = self.mlp_norm.forward(x.clone())?;
+        let (y, state) = self.mlp.forward(normed, state, offsets, shared)?;
+        Ok((x + y, state))
     }
 }

@@ -1,21 +1,21 @@
 //! Description of a language model.
 
 use burn::tensor::Device;
+use fastweight_memory::channel::MOST_HIDDEN;
 use fastweight_memory::init::initialise;
 use fastweight_memory::layers::GatedDeltaNetConfig;
 use fastweight_memory::{
-    LayerContext, MOST_HEAD_CHANNELS, MOST_LAYERS, MOST_WIDTH, MixerConfig, RmsNorm, linear,
+    ChannelMixerConfig, LayerContext, MOST_HEAD_CHANNELS, MOST_LAYERS, MOST_WIDTH, MixerConfig, RmsNorm,
+    StateSize, linear,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::block::{Block, SwiGlu};
+use crate::block::Block;
 use crate::language_model::{Embedding, LanguageModel};
 use crate::{LayerBytes, ModelError, StateBytes};
 
 /// Most token ids of a vocabulary.
 const MOST_VOCAB: usize = 1 << 31;
-/// Most hidden channels of the SwiGLU maps.
-const MOST_HIDDEN: usize = 1 << 24;
 
 /// Sizes and mixers of a language model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,7 +37,10 @@ pub struct ModelConfig {
     pub value_dim: Option<usize>,
     /// Mixers, repeated over the layers: three delta layers, then one attention, and so on.
     pub mixers: Vec<MixerConfig>,
-    /// Hidden channels of the SwiGLU maps; 8/3 of the width, rounded up to a multiple of 8, when absent.
+    /// Channel mixers, repeated over the layers as the mixers are; SwiGLU when absent.
+    #[serde(default = "default_channel_mixers", skip_serializing_if = "are_default")]
+    pub channel_mixers: Vec<ChannelMixerConfig>,
+    /// Hidden channels of the channel mixers; SwiGLU's default is 8/3 of the width, rounded up to a multiple of 8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mlp_hidden: Option<usize>,
     /// The output head is the embedding.
@@ -50,6 +53,14 @@ pub struct ModelConfig {
 
 fn default_norm_eps() -> f64 {
     1e-5
+}
+
+fn default_channel_mixers() -> Vec<ChannelMixerConfig> {
+    vec![ChannelMixerConfig::default()]
+}
+
+fn are_default(mixers: &Vec<ChannelMixerConfig>) -> bool {
+    *mixers == default_channel_mixers()
 }
 
 impl Default for ModelConfig {
@@ -70,6 +81,7 @@ impl ModelConfig {
             head_dim: None,
             value_dim: None,
             mixers: vec![mixer],
+            channel_mixers: default_channel_mixers(),
             mlp_hidden: None,
             tied: false,
             norm_eps: default_norm_eps(),
@@ -89,6 +101,7 @@ impl ModelConfig {
             ("layers", self.layers),
             ("heads", self.heads),
             ("mixers", self.mixers.len()),
+            ("channel_mixers", self.channel_mixers.len()),
             ("mlp_hidden", self.mlp_hidden()),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
@@ -109,8 +122,10 @@ impl ModelConfig {
             return setting("heads", self.heads.to_string(), expected);
         }
         for layer in 0..self.layers {
-            self.mixer(layer)
-                .validate(&self.context(layer))
+            let context = self.context(layer);
+            let mixers = self.mixer(layer).validate(&context);
+            mixers
+                .and_then(|()| self.channel_mixer(layer).validate(&context))
                 .map_err(|source| ModelError::Layer { layer, source })?;
         }
         Ok(())
@@ -124,6 +139,14 @@ impl ModelConfig {
         &self.mixers[layer % self.mixers.len()]
     }
 
+    /// The channel mixer of a layer.
+    ///
+    /// # Panics
+    /// When `channel_mixers` is empty, which [`ModelConfig::validate`] reports.
+    pub fn channel_mixer(&self, layer: usize) -> &ChannelMixerConfig {
+        &self.channel_mixers[layer % self.channel_mixers.len()]
+    }
+
     /// Geometry of a layer.
     pub fn context(&self, layer: usize) -> LayerContext {
         let head_dim = self.head_dim.unwrap_or(self.width / self.heads.max(1));
@@ -135,13 +158,16 @@ impl ModelConfig {
             layer,
             layers: self.layers,
             norm_eps: self.norm_eps,
+            mlp_hidden: self.mlp_hidden,
+            vocab: self.vocab,
             seed: 0,
         }
     }
 
-    /// Hidden channels of the SwiGLU maps.
+    /// Hidden channels of the channel mixer that has most.
     pub fn mlp_hidden(&self) -> usize {
-        self.mlp_hidden.unwrap_or_else(|| self.width.saturating_mul(8).div_ceil(3).next_multiple_of(8))
+        let context = self.context(0);
+        self.channel_mixers.iter().map(|mixer| mixer.hidden(&context)).max().unwrap_or(0)
     }
 
     /// The model with weights drawn from `seed`; the same seed gives the same weights, whatever else has used
@@ -161,9 +187,10 @@ impl ModelConfig {
         self.validate()?;
         let norm = || RmsNorm::new(self.width, self.norm_eps, device);
         let block = |layer: usize| {
-            let mixer = self.mixer(layer).build(&self.context(layer), device);
-            let mlp = SwiGlu::new(self.width, self.mlp_hidden(), device);
-            let mixer = mixer.map_err(|source| ModelError::Layer { layer, source })?;
+            let context = self.context(layer);
+            let fault = |source| ModelError::Layer { layer, source };
+            let mixer = self.mixer(layer).build(&context, device).map_err(fault)?;
+            let mlp = self.channel_mixer(layer).build(&context, device).map_err(fault)?;
             Ok(Block { mixer_norm: norm(), mixer, mlp_norm: norm(), mlp })
         };
         Ok(LanguageModel {
@@ -179,10 +206,14 @@ impl ModelConfig {
     pub fn parameter_count(&self) -> usize {
         let product = |sizes: &[usize]| sizes.iter().fold(1, |all: usize, size| all.saturating_mul(*size));
         let embeddings = product(&[if self.tied { 1 } else { 2 }, self.vocab, self.width]);
-        let maps = product(&[3, self.width, self.mlp_hidden()]).saturating_add(product(&[2, self.width]));
-        let period = self.mixers.len().max(1);
-        let block = |layer| self.mixer(layer).parameter_count(&self.context(layer)).saturating_add(maps);
-        // Layers with the same mixer have the same parameters, but for the model's first layer.
+        let period = least_common_multiple(self.mixers.len().max(1), self.channel_mixers.len().max(1));
+        let block = |layer| {
+            let context = self.context(layer);
+            let maps = self.channel_mixer(layer).parameter_count(&context);
+            let mixers = self.mixer(layer).parameter_count(&context).saturating_add(maps);
+            mixers.saturating_add(product(&[2, self.width]))
+        };
+        // Layers with the same mixers have the same parameters, but for the model's first layer.
         let blocks = (0..period.min(self.layers)).map(|layer| match (self.layers - layer).div_ceil(period) {
             1 => block(layer),
             count => block(layer).saturating_add(product(&[block(layer + period), count - 1])),
@@ -192,20 +223,29 @@ impl ModelConfig {
 
     /// Whether a session's state grows with every token read: some layer is softmax attention without a window.
     pub fn state_grows(&self) -> bool {
-        let grows = |mixer: &MixerConfig| match mixer {
-            MixerConfig::SoftmaxAttention(config) => config.window.is_none(),
-            _ => false,
-        };
-        self.mixers.iter().take(self.layers).any(grows)
+        self.mixers.iter().take(self.layers).any(MixerConfig::state_grows)
     }
 
     /// Bytes of one session's state after `tokens` tokens, layer by layer.
     pub fn state_bytes(&self, tokens: usize) -> StateBytes {
-        let layer = |layer| LayerBytes {
-            layer,
-            mixer: self.mixer(layer).name(),
-            size: self.mixer(layer).state_size(&self.context(layer), tokens),
+        let layer = |layer| {
+            let context = self.context(layer);
+            let mixer = self.mixer(layer).state_size(&context, tokens);
+            let channel = self.channel_mixer(layer).state_size(&context);
+            let size = StateSize {
+                fixed: mixer.fixed.saturating_add(channel.fixed),
+                growing: mixer.growing.saturating_add(channel.growing),
+            };
+            LayerBytes { layer, mixer: self.mixer(layer).name(), size }
         };
         StateBytes { tokens, layers: (0..self.layers).map(layer).collect() }
     }
+}
+
+fn least_common_multiple(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).saturating_mul(b)
 }

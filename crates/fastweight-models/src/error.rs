@@ -16,12 +16,12 @@ pub enum ModelError {
         /// What was expected and what to change.
         expected: String,
     },
-    /// The mixer of a layer does not fit.
+    /// A mixer or channel mixer of a layer does not fit.
     #[error("layer {layer}: {source}")]
     Layer {
         /// The layer's index, from 0.
         layer: usize,
-        /// What is wrong with its mixer, input or state.
+        /// What is wrong with its mixers, input or state.
         source: MemoryError,
     },
     /// An operator of the model refused its arguments.

@@ -89,8 +89,9 @@ impl LanguageModel {
                 state.layers.into_iter().map(Some).collect()
             }
         };
-        let mut x = embedding(self.embedding.weight.val(), tokens);
-        let (mut layers, mut shared) = (Vec::with_capacity(self.blocks.len()), Shared::default());
+        let mut x = embedding(self.embedding.weight.val(), tokens.clone());
+        let mut layers = Vec::with_capacity(self.blocks.len());
+        let mut shared = Shared { tokens: Some(tokens), embedded: Some(x.clone()), ..Shared::default() };
         for (layer, (block, state)) in self.blocks.iter().zip(states).enumerate() {
             let (y, state) =
                 block.forward(x, state, offsets, &mut shared).map_err(|e| layer_error(layer, e))?;
@@ -120,8 +121,10 @@ impl LanguageModel {
         let tokens = tokens.unsqueeze_dim::<2>(1);
         self.check_tokens(&tokens)?;
         self.check_state(&state)?;
-        let mut x = embedding(self.embedding.weight.val(), tokens).squeeze_dim::<2>(1);
-        let (mut layers, mut shared) = (Vec::with_capacity(self.blocks.len()), Shared::default());
+        let embedded = embedding(self.embedding.weight.val(), tokens.clone());
+        let mut x = embedded.clone().squeeze_dim::<2>(1);
+        let mut layers = Vec::with_capacity(self.blocks.len());
+        let mut shared = Shared { tokens: Some(tokens), embedded: Some(embedded), ..Shared::default() };
         for (layer, (block, state)) in self.blocks.iter().zip(state.layers).enumerate() {
             let (y, state) = block.step(x, state, &mut shared).map_err(|e| layer_error(layer, e))?;
             x = y;
@@ -132,7 +135,7 @@ impl LanguageModel {
 
     /// The state of `batch` sequences before their first token.
     pub fn zero_state(&self, batch: usize, device: &Device) -> ModelState {
-        ModelState { layers: self.blocks.iter().map(|block| block.mixer.zero_state(batch, device)).collect() }
+        ModelState { layers: self.blocks.iter().map(|block| block.zero_state(batch, device)).collect() }
     }
 
     /// Tokens must be one row and one column at least, and inside the vocabulary. Their values are read on the

@@ -12,12 +12,12 @@ mod ledger;
 pub mod presets;
 mod state;
 
-pub use block::{Block, SwiGlu};
+pub use block::Block;
 pub use config::ModelConfig;
 pub use error::ModelError;
 pub use language_model::{Embedding, LanguageModel};
 pub use ledger::{LayerBytes, StateBytes};
-pub use state::ModelState;
+pub use state::{LayerState, ModelState};
 
 pub use fastweight_memory::parameters::{ParameterGroup, ParameterInfo};
-pub use fastweight_memory::{MixerConfig, State};
+pub use fastweight_memory::{ChannelMixerConfig, MixerConfig, State};

@@ -63,6 +63,11 @@ pub trait LayerConfig: Clone + Default + Serialize + DeserializeOwned {
         0
     }
 
+    /// Whether its state grows with every token read.
+    fn state_grows(&self) -> bool {
+        false
+    }
+
     /// Checks the options against the layer's geometry.
     ///
     /// # Errors

@@ -76,6 +76,10 @@ impl LayerConfig for SoftmaxAttentionConfig {
         self.conv_width
     }
 
+    fn state_grows(&self) -> bool {
+        self.window.is_none()
+    }
+
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
         if self.rope {
             ctx.validate_rotary(NAME, self.rope_base)?

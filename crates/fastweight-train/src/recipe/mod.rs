@@ -9,7 +9,7 @@ mod resolve;
 mod task;
 mod validate;
 
-use fastweight_memory::MixerConfig;
+use fastweight_memory::{ChannelMixerConfig, MixerConfig};
 use serde::{Deserialize, Serialize};
 
 pub use changes::{QuickRecipe, TrainChanges};
@@ -150,7 +150,10 @@ pub struct ModelRecipe {
     pub value_dim: Option<usize>,
     /// Mixers, repeated over the layers.
     pub mixers: Option<Vec<MixerConfig>>,
-    /// Hidden width of the MLP.
+    /// Channel mixers, repeated over the layers; SwiGLU when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channel_mixers: Option<Vec<ChannelMixerConfig>>,
+    /// Hidden width of the channel mixers.
     pub mlp_hidden: Option<usize>,
     /// Whether the head shares the embedding's weights.
     pub tied: Option<bool>,

@@ -15,8 +15,8 @@ pub(super) struct Fault {
     pub message: String,
     /// The task it was found with, counted from 0, whose own sections come before the shared ones.
     pub task: Option<usize>,
-    /// The mixer it belongs to, by its place in `mixers`.
-    pub mixer: Option<usize>,
+    /// The mixer it belongs to, by its list (`mixers` or `channel_mixers`) and its place there.
+    pub mixer: Option<(&'static str, usize)>,
 }
 
 impl Fault {
@@ -54,8 +54,8 @@ fn find(text: &str, fault: &Fault) -> Option<usize> {
     let root = document.get_ref();
     let sections: Vec<(&DeTable, Option<usize>)> =
         sections(root, fault).iter().filter_map(|name| section(root, name)).collect();
-    let mixer = fault.mixer.and_then(|index| {
-        let mixers = sections.iter().find_map(|(table, _)| entry(table, "mixers"))?.1;
+    let mixer = fault.mixer.and_then(|(list, index)| {
+        let mixers = sections.iter().find_map(|(table, _)| entry(table, list))?.1;
         mixers.get_ref().as_array()?.get(index)
     });
     let tables = mixer.and_then(|mixer| mixer.get_ref().as_table()).into_iter();

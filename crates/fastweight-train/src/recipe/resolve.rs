@@ -125,6 +125,7 @@ impl ModelRecipe {
             head_dim: self.head_dim.or(shared.head_dim),
             value_dim: self.value_dim.or(shared.value_dim),
             mixers: self.mixers.clone().or_else(|| shared.mixers.clone()),
+            channel_mixers: self.channel_mixers.clone().or_else(|| shared.channel_mixers.clone()),
             mlp_hidden: self.mlp_hidden.or(shared.mlp_hidden),
             tied: self.tied.or(shared.tied),
             norm_eps: self.norm_eps.or(shared.norm_eps),
@@ -157,6 +158,9 @@ impl ModelRecipe {
         config.norm_eps = self.norm_eps.unwrap_or(config.norm_eps);
         if let Some(mixers) = &self.mixers {
             config.mixers.clone_from(mixers);
+        }
+        if let Some(mixers) = &self.channel_mixers {
+            config.channel_mixers.clone_from(mixers);
         }
         Ok(config)
     }

@@ -280,9 +280,16 @@ impl ModelRecipe {
                     if setting == "mlp_hidden" && self.mlp_hidden.is_none() { "width" } else { setting };
                 fault(key, format!("{setting} is {found}, expected {expected}"))
             }
-            Err(error @ ModelError::Layer { layer, source: MemoryError::Setting { setting, .. }, .. }) => {
+            Err(
+                error
+                @ ModelError::Layer { layer, source: MemoryError::Setting { layer: name, setting, .. } },
+            ) => {
                 let key = if setting == "head_dim" && self.head_dim.is_none() { "heads" } else { setting };
-                let mixer = Some(layer % config.mixers.len().max(1));
+                let mixer = Some(if name == config.channel_mixer(layer).name() {
+                    ("channel_mixers", layer % config.channel_mixers.len())
+                } else {
+                    ("mixers", layer % config.mixers.len())
+                });
                 Err(Fault { mixer, ..Fault::new(section, key, error.to_string()) })
             }
             Err(error) => fault("mixers", error.to_string()),

@@ -1,0 +1,132 @@
+//! Any channel mixer's configuration, as recipes write it.
+
+use burn::tensor::Device;
+use serde::de::Deserializer;
+use serde::{Deserialize, Serialize};
+
+use super::{ChannelMixer, SwiGluConfig};
+use crate::choice::{self, Choice, Options};
+use crate::context::setting_error;
+use crate::init::initialise;
+use crate::{LayerContext, MemoryError, StateSize};
+
+/// Most hidden channels of a channel mixer.
+pub const MOST_HIDDEN: usize = 1 << 24;
+
+/// Which channel mixer a layer has, and its options.
+///
+/// Written as a name, `"swiglu"`, or as a table with its `kind` and options.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum ChannelMixerConfig {
+    /// `swiglu`: a gated map on each token.
+    #[serde(rename = "swiglu")]
+    SwiGlu(SwiGluConfig),
+}
+
+macro_rules! each {
+    ($config:expr, $variant:ident, $inner:ident => $result:expr) => {
+        each!(@ $config, $variant, $inner, $result, SwiGlu)
+    };
+    (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
+        match $config {
+            $(ChannelMixerConfig::$name($inner) => {
+                #[allow(unused)]
+                use ChannelMixer::$name as $variant;
+                $result
+            })*
+        }
+    };
+}
+
+impl Default for ChannelMixerConfig {
+    fn default() -> Self {
+        Self::SwiGlu(SwiGluConfig::default())
+    }
+}
+
+impl ChannelMixerConfig {
+    /// Names of all channel mixers, in the order of the documentation.
+    pub const NAMES: [&'static str; 1] = [SwiGluConfig::NAME];
+
+    /// The channel mixer of a name, with its default options.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::with_options(name, Options::new())?.ok()
+    }
+
+    /// The mixer's name in recipes.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::SwiGlu(_) => SwiGluConfig::NAME,
+        }
+    }
+
+    /// Channels inside.
+    pub fn hidden(&self, ctx: &LayerContext) -> usize {
+        each!(self, Map, config => config.hidden(ctx))
+    }
+
+    /// Checks the options against the layer's geometry.
+    ///
+    /// # Errors
+    /// [`MemoryError::Setting`] names the setting and what to change.
+    pub fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
+        match self.hidden(ctx) {
+            0 => Err(setting_error(self.name(), "mlp_hidden", 0, "at least 1")),
+            hidden if hidden > MOST_HIDDEN => {
+                Err(setting_error(self.name(), "mlp_hidden", hidden, format!("at most {MOST_HIDDEN}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The map with all parameters zero, to be initialised or loaded.
+    ///
+    /// # Errors
+    /// Those of [`ChannelMixerConfig::validate`].
+    pub fn build(&self, ctx: &LayerContext, device: &Device) -> Result<ChannelMixer, MemoryError> {
+        self.validate(ctx)?;
+        Ok(each!(self, Map, config => Map(config.build(ctx, device))))
+    }
+
+    /// The map with weights drawn from the context's seed.
+    ///
+    /// # Errors
+    /// Those of [`ChannelMixerConfig::validate`].
+    pub fn init(&self, ctx: &LayerContext, device: &Device) -> Result<ChannelMixer, MemoryError> {
+        Ok(initialise(self.build(ctx, device)?, ctx.seed, ctx.layers))
+    }
+
+    /// Trained parameters, exact, without building the map; `usize::MAX` when there are more.
+    pub fn parameter_count(&self, ctx: &LayerContext) -> usize {
+        each!(self, Map, config => config.parameter_count(ctx))
+    }
+
+    /// Bytes of one sequence's state.
+    pub fn state_size(&self, _ctx: &LayerContext) -> StateSize {
+        match self {
+            Self::SwiGlu(_) => StateSize::default(),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for ChannelMixerConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        choice::deserialize(deserializer)
+    }
+}
+
+impl Choice for ChannelMixerConfig {
+    const WHAT: &'static str = "channel mixer";
+
+    fn names() -> &'static [&'static str] {
+        &Self::NAMES
+    }
+
+    fn with_options(name: &str, options: Options) -> Option<Result<Self, String>> {
+        Some(match name {
+            SwiGluConfig::NAME => choice::parse(name, options).map(Self::SwiGlu),
+            _ => return None,
+        })
+    }
+}

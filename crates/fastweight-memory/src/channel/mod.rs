@@ -1,0 +1,50 @@
+//! Channel mixers: maps on each token between the mixers of a model.
+
+mod config;
+mod state;
+mod swiglu;
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+use fastweight_ops::Offsets;
+
+use crate::{MemoryError, Shared};
+
+pub use config::{ChannelMixerConfig, MOST_HIDDEN};
+pub use state::ChannelState;
+pub use swiglu::{SwiGlu, SwiGluConfig};
+
+/// One of the channel mixers; parameters keep the map's own names.
+#[derive(Module, Debug)]
+#[allow(missing_docs)]
+pub enum ChannelMixer {
+    SwiGlu(SwiGlu),
+}
+
+impl ChannelMixer {
+    /// Maps `x [B, T, width]`; returns `[B, T, width]` and the state after it, if the mixer has one.
+    ///
+    /// Without a state every sequence starts empty. With offsets `x` is one row of documents and the state holds one
+    /// sequence per document. One token after another gives what all at once give.
+    ///
+    /// # Errors
+    /// An input, state or offsets that do not fit, or something missing of what the model shares.
+    pub fn forward(
+        &self,
+        x: Tensor<3>,
+        _state: Option<ChannelState>,
+        _offsets: Option<&Offsets>,
+        _shared: &Shared,
+    ) -> Result<(Tensor<3>, Option<ChannelState>), MemoryError> {
+        match self {
+            Self::SwiGlu(map) => Ok((map.forward(x)?, None)),
+        }
+    }
+
+    /// The state of `batch` sequences before their first token, if the mixer has one.
+    pub fn zero_state(&self, _batch: usize, _device: &Device) -> Option<ChannelState> {
+        match self {
+            Self::SwiGlu(_) => None,
+        }
+    }
+}

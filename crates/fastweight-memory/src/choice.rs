@@ -1,0 +1,93 @@
+//! A choice that recipes write as a name, `"delta_net"`, or as a table, `{ kind = "softmax_attention", window = 64 }`.
+
+use std::marker::PhantomData;
+
+use serde::Serialize;
+use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
+use serde_json::{Map, Value};
+
+use crate::names;
+
+/// Options of a choice, as a table holds them.
+pub(crate) type Options = Map<String, Value>;
+
+/// Something that is chosen by name.
+pub(crate) trait Choice: Sized {
+    /// What is chosen, for messages.
+    const WHAT: &'static str;
+
+    /// Every name.
+    fn names() -> &'static [&'static str];
+
+    /// The choice of a name with the given options; none for an unknown name.
+    fn with_options(name: &str, options: Options) -> Option<Result<Self, String>>;
+}
+
+/// Reads options one by one, so that a message can name the option; `name` is whose options they are.
+pub(crate) fn parse<C: Default + Serialize + DeserializeOwned>(
+    name: &str,
+    options: Options,
+) -> Result<C, String> {
+    let known = match serde_json::to_value(C::default()) {
+        Ok(Value::Object(defaults)) => defaults,
+        _ => Options::new(),
+    };
+    let mut config = C::default();
+    let mut accepted = Options::new();
+    for (option, value) in options {
+        if !known.contains_key(&option) {
+            let known: Vec<&str> = known.keys().map(String::as_str).collect();
+            return Err(names::unknown(&format!("option of {name}"), &option, &known));
+        }
+        accepted.insert(option.clone(), value);
+        config = serde_json::from_value(Value::Object(accepted.clone()))
+            .map_err(|error| format!("{option} of {name}: {error}"))?;
+    }
+    Ok(config)
+}
+
+/// Reads a name or a table.
+pub(crate) fn deserialize<'de, T: Choice, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    deserializer.deserialize_any(NameOrTable(PhantomData))
+}
+
+struct NameOrTable<T>(PhantomData<T>);
+
+impl<T: Choice> NameOrTable<T> {
+    fn choose<E: Error>(name: &str, options: Options) -> Result<T, E> {
+        match T::with_options(name, options) {
+            None => Err(E::custom(names::unknown(T::WHAT, name, T::names()))),
+            Some(result) => result.map_err(E::custom),
+        }
+    }
+}
+
+impl<'de, T: Choice> Visitor<'de> for NameOrTable<T> {
+    type Value = T;
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "a {}'s name or a table with its kind and options", T::WHAT)
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<T, E> {
+        Self::choose(name, Options::new())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<T, A::Error> {
+        let mut options = Options::new();
+        while let Some((key, value)) = map.next_entry()? {
+            options.insert(key, value);
+        }
+        let Some(kind) = options.remove("kind") else {
+            let example = T::names().first().copied().unwrap_or_default();
+            let what = T::WHAT;
+            return Err(A::Error::custom(format!(
+                "a {what} table needs its kind, such as kind = {example:?}"
+            )));
+        };
+        match kind.as_str() {
+            None => Err(A::Error::custom(format!("kind is {kind}, expected a {}'s name", T::WHAT))),
+            Some(name) => Self::choose(name, options),
+        }
+    }
+}
