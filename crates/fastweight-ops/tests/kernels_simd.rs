@@ -152,6 +152,32 @@ fn transposed_tiles() {
     }
 }
 
+struct SumRows<'a>(&'a [f32]);
+
+impl Kernel for SumRows<'_> {
+    type Output = (usize, Vec<f32>);
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes, const WIDE: usize>(self) -> (usize, Vec<f32>) {
+        let mut out = vec![f32::NAN; 16];
+        // SAFETY: sixteen rows of 18 numbers; `dispatch` vouches for the set.
+        unsafe { L::sum_rows(self.0.as_ptr(), 18, out.as_mut_ptr()) };
+        (L::COUNT, out)
+    }
+}
+
+#[test]
+fn sums_of_sixteen_rows() {
+    let values = numbers(16 * 18);
+    for set in InstructionSet::available() {
+        let (count, sums) = dispatch(set, SumRows(&values));
+        for (i, sum) in sums.iter().enumerate() {
+            let expected: f32 = values[i * 18..i * 18 + count].iter().sum();
+            assert!((sum - expected).abs() < 1e-5, "{set:?} row {i}: {sum}, expected {expected}");
+        }
+    }
+}
+
 #[test]
 fn the_forced_set_ends_with_its_scope() {
     let before = InstructionSet::active();

@@ -301,19 +301,53 @@ pub unsafe fn flush<L: Lanes>(matrix: Matrix, rows: usize, chunk: usize) {
 /// The address may be anything; a prefetch never faults.
 #[inline(always)]
 pub fn prefetch_rows(start: *const f32, stride: usize, columns: usize, first: usize, tokens: usize) {
-    #[cfg(target_arch = "x86_64")]
     for row in first..(first + super::tile::ROWS).min(tokens) {
+        let row = start.wrapping_add(row * stride);
         let mut column = 0;
         while column < columns {
-            let address = start.wrapping_add(row * stride + column);
-            // SAFETY: SSE is part of x86-64, and a prefetch of any address is harmless.
-            unsafe {
-                use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_T1>(address.cast());
-            }
-            column += 16;
+            prefetch(row.wrapping_add(column));
+            column += LINE;
         }
+        // A row that does not begin on a cache line ends on one more.
+        prefetch(row.wrapping_add(columns.saturating_sub(1)));
+    }
+}
+
+/// Asks for a row that is about to be written: stores to lines that are not there wait for memory.
+///
+/// The address may be anything; a prefetch never faults.
+#[inline(always)]
+pub fn prefetch_for_writing(start: *const f32, columns: usize) {
+    let mut column = 0;
+    while column < columns {
+        prefetch_line_for_writing(start.wrapping_add(column));
+        column += LINE;
+    }
+    prefetch_line_for_writing(start.wrapping_add(columns.saturating_sub(1)));
+}
+
+/// Numbers in a cache line.
+const LINE: usize = 16;
+
+#[inline(always)]
+fn prefetch(address: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64, and a prefetch of any address is harmless.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(address.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (start, stride, columns, first, tokens);
+    let _ = address;
+}
+
+#[inline(always)]
+fn prefetch_line_for_writing(address: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the instruction does nothing on CPUs without it, and a prefetch of any address is harmless.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }

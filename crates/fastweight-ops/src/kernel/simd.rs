@@ -107,6 +107,18 @@ pub trait Lanes: Copy {
         }
     }
 
+    /// Sums of the lanes of 16 registers, the `i`-th at `from + i * stride`, to `to`.
+    ///
+    /// # Safety
+    /// The CPU supports the instruction set; the registers are readable, 16 numbers at `to` writable.
+    #[inline(always)]
+    unsafe fn sum_rows(from: *const f32, stride: usize, to: *mut f32) {
+        for i in 0..16 {
+            // SAFETY: vouched for by the caller.
+            unsafe { *to.add(i) = Self::load(from.add(i * stride)).sum() };
+        }
+    }
+
     /// Magnitude lane by lane.
     #[inline(always)]
     fn abs(self) -> Self {

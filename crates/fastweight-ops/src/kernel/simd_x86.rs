@@ -186,6 +186,40 @@ impl Lanes for Avx512 {
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn sum_rows(from: *const f32, stride: usize, to: *mut f32) {
+        // SAFETY: vouched for by the caller.
+        unsafe {
+            let [a, b, c, d] = [
+                quarter_sums(from, stride),
+                quarter_sums(from.add(4 * stride), stride),
+                quarter_sums(from.add(8 * stride), stride),
+                quarter_sums(from.add(12 * stride), stride),
+            ];
+            let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+            let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+            let even = _mm512_shuffle_f32x4::<0x88>(ab, cd);
+            let odd = _mm512_shuffle_f32x4::<0xdd>(ab, cd);
+            _mm512_storeu_ps(to, _mm512_add_ps(even, odd));
+        }
+    }
+}
+
+/// Four registers to one, each quarter of which holds the four sums of that quarter.
+///
+/// # Safety
+/// The CPU supports AVX-512; the registers are readable.
+#[inline(always)]
+unsafe fn quarter_sums(from: *const f32, stride: usize) -> __m512 {
+    // SAFETY: vouched for by the caller.
+    unsafe {
+        let (a, b) = (_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(stride)));
+        let (c, d) = (_mm512_loadu_ps(from.add(2 * stride)), _mm512_loadu_ps(from.add(3 * stride)));
+        let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        _mm512_add_ps(_mm512_shuffle_ps::<0x44>(ab, cd), _mm512_shuffle_ps::<0xee>(ab, cd))
+    }
 }
 
 impl Lanes for Avx2 {

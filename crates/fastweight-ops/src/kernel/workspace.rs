@@ -28,7 +28,18 @@ impl Carver {
         self.left -= size;
         Matrix { start, stride: columns }
     }
+
+    /// As [`Self::matrix`], with a gap of [`SPREAD`] numbers after it. Matrices of some multiple of 4,096 bytes that
+    /// are used together would otherwise share the same few sets of the first-level cache, and drive each other out.
+    pub fn spread(&mut self, rows: usize, columns: usize) -> Matrix {
+        let matrix = self.matrix(rows, columns);
+        self.matrix(1, SPREAD);
+        matrix
+    }
 }
+
+/// Numbers between two matrices of [`Carver::spread`], seven cache lines.
+pub const SPREAD: usize = 7 * LINE;
 
 /// Runs `body` with at least `size` numbers of scratch memory, of undefined content (never
 /// uninitialised); [`Carver`] rounds each matrix up to a cache line, so leave 16 numbers for each.

@@ -1,8 +1,10 @@
 //! Backward pass of the token-recurrent memories: chunks in reverse, tokens in reverse inside them.
 //!
-//! A chunk's states are computed again from the one saved at its start, a few value columns at a time.
-//! Here the memories lie transposed, keys along the registers, so that the gradients of keys, queries and
-//! decays, which sum over the values, add up lane by lane; only `u` and `v` need a sum over lanes.
+//! A chunk's states are computed again from the one saved at its start: first those at the start of every
+//! [stretch](STRETCH) of tokens, then, stretch by stretch in reverse and a few value columns at a time, those after each
+//! token, so that all a stretch needs stays in the first-level cache. Here the memories lie transposed, keys along the
+//! registers, so that the gradients of keys, queries and decays, which sum over the values, add up lane by lane; only `u`
+//! and `v` need a sum over lanes.
 
 use std::marker::PhantomData;
 
@@ -11,9 +13,9 @@ use crate::kernel::gates::CHUNK;
 use crate::kernel::plan::{Plan, Task};
 use crate::kernel::simd::{InstructionSet, Kernel, Lanes, dispatch};
 use crate::kernel::tile::{Matrix, copy_in, copy_out};
-use crate::kernel::workspace::{Carver, SharedOut, Unwritten, with_workspace};
+use crate::kernel::workspace::{Carver, SPREAD, SharedOut, Unwritten, with_workspace};
 
-use super::backward_rows::run_chunk;
+use super::backward_chunk::run_chunk;
 
 /// What the [forward pass](super::forward::Outputs) saved.
 #[derive(Debug, Clone, Copy)]
@@ -174,8 +176,14 @@ impl<R: Rule> Kernel for BackwardTask<'_, R> {
     }
 }
 
-/// Value columns whose states a chunk keeps at a time.
+/// Value columns whose states a stretch keeps at a time.
 pub(super) const BLOCK: usize = 8;
+
+/// Room for the numbers of a block, at least a register.
+pub(super) const LINE: usize = 16;
+
+/// Tokens whose states are kept at a time.
+pub(super) const STRETCH: usize = 8;
 
 /// Matrices of one task; `d` before a name is its gradient.
 #[derive(Clone, Copy)]
@@ -197,23 +205,32 @@ pub(super) struct Workspace {
     pub u: Matrix,
     pub d_u: Matrix,
     pub d_v: Matrix,
-    /// Value column by key: gradients of the state and the momentum, and their values at the chunk's start.
+    /// Value column by key: gradients of the state and the momentum.
     pub ds: Matrix,
     pub dp: Matrix,
-    pub start: Matrix,
-    pub start_p: Matrix,
-    /// States of [`BLOCK`] columns before the chunk and after each of its tokens.
+    /// The same of the values at the start of every stretch, one stretch after another.
+    starts: Matrix,
+    starts_p: Matrix,
+    /// States of [`BLOCK`] columns before the stretch and after each of its tokens.
     pub states: Matrix,
     pub momenta: Matrix,
+    /// Gradients of `u` and then of `v` of [`BLOCK`] columns, lane by lane, and their sums.
+    pub partial: Matrix,
+    pub sums: *mut f32,
+    /// What the token at hand brings for each column of the block, four lines.
+    pub scalars: *mut f32,
+    columns: usize,
     /// Key by value column, on the way in and out.
     flat: Matrix,
 }
 
 impl Workspace {
     fn size<R: Rule>(key: usize, columns: usize) -> usize {
-        let histories = if R::MOMENTUM { 2 } else { 1 };
-        let history = histories * (CHUNK + 1) * BLOCK * key;
-        Staged::size(key) + 7 * CHUNK * key + 6 * CHUNK * columns + history + 5 * key * columns + 24 * 16
+        let states = if R::MOMENTUM { 2 } else { 1 };
+        let history = states * (STRETCH + 1) * BLOCK * key;
+        let starts = states * (CHUNK / STRETCH + 1) * key * columns;
+        let gradients = 7 * CHUNK * key + 6 * CHUNK * columns + (2 * BLOCK + 6) * LINE;
+        Staged::size(key) + gradients + history + starts + key * columns + 23 * (LINE + SPREAD)
     }
 
     fn carve<R: Rule>(carver: &mut Carver, key: usize, columns: usize) -> Self {
@@ -221,27 +238,48 @@ impl Workspace {
         let only = |rows: usize| if R::MOMENTUM { rows } else { 0 };
         Self {
             staged: Staged::carve(carver, key),
-            d_q: carver.matrix(CHUNK, key),
-            d_read: carver.matrix(CHUNK, key),
-            d_write: carver.matrix(CHUNK, key),
-            d_value_key: carver.matrix(CHUNK, key),
-            d_decay: carver.matrix(CHUNK, key),
-            d_momentum: carver.matrix(only(CHUNK), key),
-            d_momentum_rate: carver.matrix(only(CHUNK), key),
-            d_o: carver.matrix(CHUNK, columns),
-            v: carver.matrix(CHUNK, columns),
-            rows: carver.matrix(CHUNK, columns),
-            u: carver.matrix(CHUNK, columns),
-            d_u: carver.matrix(CHUNK, columns),
-            d_v: carver.matrix(CHUNK, columns),
-            ds: carver.matrix(columns, key),
-            dp: carver.matrix(only(columns), key),
-            start: carver.matrix(columns, key),
-            start_p: carver.matrix(only(columns), key),
-            states: carver.matrix((CHUNK + 1) * BLOCK, key),
-            momenta: carver.matrix(only((CHUNK + 1) * BLOCK), key),
-            flat: carver.matrix(key, columns),
+            d_q: carver.spread(CHUNK, key),
+            d_read: carver.spread(CHUNK, key),
+            d_write: carver.spread(CHUNK, key),
+            d_value_key: carver.spread(CHUNK, key),
+            d_decay: carver.spread(CHUNK, key),
+            d_momentum: carver.spread(only(CHUNK), key),
+            d_momentum_rate: carver.spread(only(CHUNK), key),
+            d_o: carver.spread(CHUNK, columns),
+            v: carver.spread(CHUNK, columns),
+            rows: carver.spread(CHUNK, columns),
+            u: carver.spread(CHUNK, columns),
+            d_u: carver.spread(CHUNK, columns),
+            d_v: carver.spread(CHUNK, columns),
+            ds: carver.spread(columns, key),
+            dp: carver.spread(only(columns), key),
+            starts: carver.spread(CHUNK / STRETCH * columns, key),
+            starts_p: carver.spread(only(CHUNK / STRETCH * columns), key),
+            states: carver.spread((STRETCH + 1) * BLOCK, key),
+            momenta: carver.spread(only((STRETCH + 1) * BLOCK), key),
+            partial: carver.spread(2 * BLOCK, LINE),
+            sums: carver.spread(2, LINE).start,
+            scalars: carver.spread(4, LINE).start,
+            columns,
+            flat: carver.spread(key, columns),
         }
+    }
+
+    /// The states, value column by key, at the start of token `t`'s stretch.
+    #[inline(always)]
+    pub fn start(&self, t: usize) -> Matrix {
+        Self::nth(self.starts, t / STRETCH * self.columns)
+    }
+
+    /// The momenta there.
+    #[inline(always)]
+    pub fn start_p(&self, t: usize) -> Matrix {
+        Self::nth(self.starts_p, t / STRETCH * self.columns)
+    }
+
+    #[inline(always)]
+    fn nth(starts: Matrix, row: usize) -> Matrix {
+        Matrix { start: starts.start.wrapping_add(row * starts.stride), ..starts }
     }
 }
 

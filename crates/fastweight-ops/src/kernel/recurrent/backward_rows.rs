@@ -1,234 +1,246 @@
-//! One chunk of the [backward pass](super::backward).
+//! One token of the [backward pass](super::backward), through a block of value columns.
+//!
+//! A token's walk over the gradients of the state ends with the state before it; it adds there what the output of that
+//! earlier token asks for, and gathers the gradients of its `u` and `v`, so that each number is loaded and stored once.
+//!
+//! The innermost loops walk with plain pointers: addresses computed from rows and strides cost more than the arithmetic.
 
-#![allow(clippy::needless_range_loop, reason = "tiles are indexed by row and register")]
+#![allow(clippy::needless_range_loop, reason = "tiles are indexed by register")]
 
-use super::backward::{BLOCK, BackwardTask, Workspace, transposed_in};
-use super::backward_states::states_again;
-use super::{Rule, fill, prefetch_token, scale_rows, sweeps, swept};
-use crate::kernel::gates::{CHUNK, is_reset};
-use crate::kernel::memory::{Place, prefetch_rows};
+use super::backward::{BLOCK, LINE, Workspace};
+use super::{Rule, swept};
 use crate::kernel::simd::Lanes;
-use crate::kernel::tile::{Matrix, ROWS, copy_in, copy_out};
 
-/// Runs a chunk.
+/// Rows of [`Workspace::scalars`]: what one token brings for each value column of the block.
+const U: usize = 0;
+const V: usize = LINE;
+/// Gradient of what was read.
+const D_READING: usize = 2 * LINE;
+/// Gradient of the output of the token before.
+const D_O: usize = 3 * LINE;
+
+/// Adds the output's share of a chunk's last token, which no walk came before.
 ///
 /// # Safety
-/// The CPU supports `L`; the task's checks hold.
+/// The CPU supports `L`; the workspace holds the chunk.
 #[inline(always)]
-pub(super) unsafe fn run_chunk<L: Lanes, const WIDE: usize, R: Rule>(
-    x: &BackwardTask<'_, R>,
-    w: &Workspace,
-    index: usize,
-) {
-    let dims = x.inputs.dims;
-    let (key, value, heads) = (dims.key, dims.value, dims.heads);
-    let columns = x.task.columns.len();
-    let place = Place::new(x.task, heads, index);
-    let first = place.position * value + x.task.columns.start;
-    let stride = heads * value;
-    let start = (x.task.first_chunk + index) * key * value + x.task.columns.start;
-    // SAFETY: the chunk is inside the checked arrays, the matrices have CHUNK rows.
+pub(super) unsafe fn last_token<L: Lanes, R: Rule>(w: &Workspace, column: usize, rows: usize, t: usize) {
+    // SAFETY: rows and registers inside the matrices.
     unsafe {
-        w.staged.load::<L, R>(x.inputs, place);
-        let token_rows = |to: Matrix, from: &[f32]| {
-            copy_in::<L>(to, place.tokens, from.as_ptr().add(first), stride, place.tokens, columns);
-        };
-        match x.grads.o {
-            Some(grad) => token_rows(w.d_o, grad),
-            None => fill::<L>(w.d_o, 0..place.tokens, 0.0),
-        }
-        token_rows(w.v, x.inputs.v);
-        if R::READS {
-            token_rows(w.rows, x.saved.rows);
-        }
-        writes::<L, R>(w, place.tokens);
-        transposed_in::<L>(w, w.start, Some(x.saved.states), start, value, key, columns);
-        if R::MOMENTUM {
-            transposed_in::<L>(w, w.start_p, Some(x.saved.momenta), start, value, key, columns);
-        }
-        for d in [w.d_q, w.d_read, w.d_write, w.d_value_key, w.d_decay] {
-            fill::<L>(d, 0..place.tokens, 0.0);
-        }
-        fill::<L>(w.d_u, 0..place.tokens, 0.0);
-        if R::MOMENTUM {
-            for d in [w.d_momentum, w.d_momentum_rate] {
-                fill::<L>(d, 0..place.tokens, 0.0);
-            }
-        }
-        let mut column = 0;
-        while column < columns {
-            let rows = BLOCK.min(columns - column);
-            states_again::<L, R>(w, column, rows, place.tokens);
-            for t in (0..place.tokens).rev() {
-                if column == 0 && index > 0 {
-                    prefetch_past::<R>(x, place, first, t);
-                }
-                if sweeps(t) {
-                    token::<L, WIDE, R, true>(w, column, rows, t);
-                } else {
-                    token::<L, WIDE, R, false>(w, column, rows, t);
-                }
-            }
-            column += rows;
-        }
-        copy_out::<L>(w.d_v, x.targets.v.at(first), stride, place.tokens, columns);
-        key_gradients::<L, R>(x, w, place);
-        scalar_gradients::<L, R>(x, w, place);
-    }
-}
-
-/// Asks for the token a chunk earlier.
-#[inline(always)]
-fn prefetch_past<R: Rule>(x: &BackwardTask<'_, R>, place: Place, first: usize, t: usize) {
-    let dims = x.inputs.dims;
-    let past = CHUNK * dims.heads;
-    prefetch_token(x.inputs, place.position.wrapping_sub(past), t, &x.task.columns);
-    let at = first.wrapping_add(t * dims.heads * dims.value).wrapping_sub(past * dims.value);
-    for from in [x.saved.rows, x.grads.o.unwrap_or(&[])] {
-        if !from.is_empty() {
-            prefetch_rows(from.as_ptr().wrapping_add(at), 0, x.task.columns.len(), 0, 1);
-        }
-    }
-}
-
-/// What each token wrote.
-#[inline(always)]
-unsafe fn writes<L: Lanes, R: Rule>(w: &Workspace, tokens: usize) {
-    // SAFETY: rows of the chunk.
-    unsafe {
-        for t in 0..tokens {
-            let rate = L::splat(if R::CORRECTS { w.staged.rate(t) } else { 1.0 });
-            let from = if R::READS { w.rows } else { w.v };
+        let earlier = Earlier::new::<R>(w, t, 0);
+        for row in 0..rows {
+            let zero = L::splat(0.0);
+            let (mut d_u, mut d_v) = (zero, zero);
+            let d_o = L::splat(*w.d_o.at(t, column + row));
+            let (ds, dp) = (w.ds.at(column + row, 0), w.dp.start.wrapping_add((column + row) * w.dp.stride));
             let mut j = 0;
-            while j < from.stride {
-                L::load(from.at(t, j)).mul(rate).store(w.u.at(t, j));
+            while j < w.ds.stride {
+                let past = L::load(ds.add(j));
+                let past_p = if R::MOMENTUM { L::load(dp.add(j)) } else { past };
+                earlier.open::<L, R>(j, d_o, (ds, past), (dp, past_p), [&mut d_u, &mut d_v]);
                 j += L::COUNT;
             }
+            let partial = w.partial.at(row, 0);
+            d_u.store(partial);
+            d_v.store(partial.add(BLOCK * LINE));
         }
+        value_gradients::<L, R>(w, column, t);
     }
 }
 
-/// Gradients of one token through the block's columns.
+/// Gradients of one token, and the step to the token before.
+///
+/// # Safety
+/// As [`last_token`]; that or this ran for the token after it. The history begins at token `from`.
 #[inline(always)]
-unsafe fn token<L: Lanes, const WIDE: usize, R: Rule, const SWEEP: bool>(
+pub(super) unsafe fn token<L: Lanes, const WIDE: usize, R: Rule, const SWEEP: bool>(
     w: &Workspace,
     column: usize,
     rows: usize,
     t: usize,
+    from: usize,
+) {
+    // SAFETY: vouched for by the caller.
+    unsafe {
+        if t > 0 {
+            walk::<L, WIDE, R, SWEEP, true>(w, column, rows, t, from);
+            value_gradients::<L, R>(w, column, t - 1);
+        } else {
+            walk::<L, WIDE, R, SWEEP, false>(w, column, rows, t, from);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn walk<L: Lanes, const WIDE: usize, R: Rule, const SWEEP: bool, const OPEN: bool>(
+    w: &Workspace,
+    column: usize,
+    rows: usize,
+    t: usize,
+    from: usize,
 ) {
     let width = w.ds.stride;
-    // SAFETY: rows and registers inside the matrices.
+    // SAFETY: rows and registers inside the matrices; a row of scalars has room for a register.
     unsafe {
+        let through = if R::CORRECTS { -w.staged.rate(t) } else { 1.0 };
         let mut row = 0;
-        while row + ROWS <= rows {
-            value_gradients::<L, ROWS, R>(w, column + row, t);
-            row += ROWS;
-        }
-        while row < rows {
-            value_gradients::<L, 1, R>(w, column + row, t);
-            row += 1;
+        while row < BLOCK {
+            let to = w.scalars.wrapping_add(row);
+            L::load(w.u.at(t, column + row)).store(to.add(U));
+            if R::ADDS_VALUE {
+                L::load(w.v.at(t, column + row)).store(to.add(V));
+            }
+            if R::READS {
+                let d_u = L::load(w.d_u.at(t, column + row));
+                L::splat(through).mul(d_u).store(to.add(D_READING));
+            }
+            if OPEN {
+                L::load(w.d_o.at(t - 1, column + row)).store(to.add(D_O));
+            }
+            row += L::COUNT;
         }
         let mut j = 0;
-        while j + WIDE * L::COUNT <= width {
-            sums::<L, WIDE, R, SWEEP>(w, column, rows, t, j);
-            j += WIDE * L::COUNT;
+        while WIDE >= 4 && j + 4 * L::COUNT <= width {
+            keys::<L, 4, R, SWEEP, OPEN>(w, column, rows, [t, from], j);
+            j += 4 * L::COUNT;
         }
         while j < width {
-            sums::<L, 1, R, SWEEP>(w, column, rows, t, j);
+            keys::<L, 1, R, SWEEP, OPEN>(w, column, rows, [t, from], j);
             j += L::COUNT;
         }
     }
 }
 
-/// Adds the output's share to the gradients of `M` columns of the state, and from them takes the gradients
-/// of `u` and `v`.
-#[inline(always)]
-unsafe fn value_gradients<L: Lanes, const M: usize, R: Rule>(w: &Workspace, column: usize, t: usize) {
-    // SAFETY: vouched for by the caller.
-    unsafe {
-        let zero = L::splat(0.0);
-        let (mut d_o, mut d_u, mut d_v) = ([zero; M], [zero; M], [zero; M]);
-        for m in 0..M {
-            d_o[m] = L::splat(*w.d_o.at(t, column + m));
-        }
-        let beta = L::splat(if R::MOMENTUM { w.staged.momentum_rate(t) } else { 0.0 });
-        let mut j = 0;
-        while j < w.ds.stride {
-            let (q, write) = (L::load(w.staged.q.at(t, j)), L::load(w.staged.write.at(t, j)));
-            let value_key = if R::ADDS_VALUE { L::load(w.staged.value_key.at(t, j)) } else { write };
-            for m in 0..M {
-                let ds = d_o[m].mul_add(q, L::load(w.ds.at(column + m, j)));
-                ds.store(w.ds.at(column + m, j));
-                let mut written = ds;
-                if R::MOMENTUM {
-                    written = beta.mul_add(ds, L::load(w.dp.at(column + m, j)));
-                    written.store(w.dp.at(column + m, j));
-                }
-                d_u[m] = written.mul_add(write, d_u[m]);
-                if R::ADDS_VALUE {
-                    d_v[m] = ds.mul_add(value_key, d_v[m]);
-                }
+/// The inputs of the token before, from the first key of a walk on.
+#[derive(Clone, Copy)]
+struct Earlier {
+    q: *const f32,
+    write: *const f32,
+    value_key: *const f32,
+    momentum_rate: f32,
+}
+
+impl Earlier {
+    /// # Safety
+    /// Token `t` is in the chunk, `first` a key.
+    #[inline(always)]
+    unsafe fn new<R: Rule>(w: &Workspace, t: usize, first: usize) -> Self {
+        // SAFETY: vouched for by the caller.
+        unsafe {
+            Self {
+                q: w.staged.q.at(t, first),
+                write: w.staged.write.at(t, first),
+                value_key: w.staged.value_key.at(t, first),
+                momentum_rate: if R::MOMENTUM { w.staged.momentum_rate(t) } else { 0.0 },
             }
-            j += L::COUNT;
         }
-        for m in 0..M {
-            let d_u = d_u[m].sum();
-            *w.d_u.at(t, column + m) = d_u;
-            *w.d_v.at(t, column + m) = if R::CORRECTS {
-                w.staged.rate(t) * d_u
-            } else if R::ADDS_VALUE {
-                d_v[m].sum()
-            } else {
-                d_u
-            };
+    }
+
+    /// Adds the share of the output to the gradients of the state (and momentum) at key `j`, stores them, and gathers
+    /// the gradients of `u` and `v`.
+    #[inline(always)]
+    unsafe fn open<L: Lanes, R: Rule>(
+        &self,
+        j: usize,
+        d_o: L,
+        (ds, past): (*mut f32, L),
+        (dp, past_p): (*mut f32, L),
+        [d_u, d_v]: [&mut L; 2],
+    ) {
+        // SAFETY: `j` is a key of the matrices.
+        unsafe {
+            let grad = d_o.mul_add(L::load(self.q.add(j)), past);
+            grad.store(ds.add(j));
+            let mut written = grad;
+            if R::MOMENTUM {
+                written = L::splat(self.momentum_rate).mul_add(grad, past_p);
+                written.store(dp.add(j));
+            }
+            *d_u = written.mul_add(L::load(self.write.add(j)), *d_u);
+            if R::ADDS_VALUE {
+                *d_v = grad.mul_add(L::load(self.value_key.add(j)), *d_v);
+            }
         }
     }
 }
 
 /// Gradients of `N` registers of keys, summed over the block's columns, and the step to the token before.
 #[inline(always)]
-unsafe fn sums<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(
+unsafe fn keys<L: Lanes, const N: usize, R: Rule, const SWEEP: bool, const OPEN: bool>(
     w: &Workspace,
     column: usize,
     rows: usize,
-    t: usize,
+    [t, from]: [usize; 2],
     first: usize,
 ) {
-    // SAFETY: vouched for by the caller.
+    // SAFETY: vouched for by the caller; the pointers stay inside their matrices.
     unsafe {
         let zero = [L::splat(0.0); N];
         let (mut d_read, mut d_write, mut d_value_key) = (zero, zero, zero);
         let (mut d_decay, mut d_momentum, mut d_momentum_rate) = (zero, zero, zero);
         let mu = L::splat(if R::MOMENTUM { w.staged.momentum(t) } else { 0.0 });
-        let through = if R::CORRECTS { -w.staged.rate(t) } else { 1.0 };
-        for row in 0..rows {
-            let u = L::splat(*w.u.at(t, column + row));
-            let v = if R::ADDS_VALUE { L::splat(*w.v.at(t, column + row)) } else { u };
-            let d_reading = if R::READS { L::splat(through * *w.d_u.at(t, column + row)) } else { u };
-            let before = t * BLOCK + row;
+        let (decay, read) = (w.staged.decay.at(t, first), w.staged.read.at(t, first));
+        let earlier = Earlier::new::<R>(w, if OPEN { t - 1 } else { t }, first);
+        let stride = w.ds.stride;
+        let mut ds_row = w.ds.at(column, first);
+        let mut dp_row = if R::MOMENTUM { w.dp.at(column, first) } else { ds_row };
+        let mut s_row = w.states.at((t - from) * BLOCK, first);
+        let mut p_row = if R::MOMENTUM { w.momenta.at((t - from) * BLOCK, first) } else { s_row };
+        let (mut scalars, mut partial) = (w.scalars.cast_const(), w.partial.start);
+        let end = scalars.add(rows);
+        while scalars < end {
+            let u = L::splat(*scalars.add(U));
+            let v = if R::ADDS_VALUE { L::splat(*scalars.add(V)) } else { u };
+            let d_reading = if R::READS { L::splat(*scalars.add(D_READING)) } else { u };
+            let d_o = if OPEN { L::splat(*scalars.add(D_O)) } else { u };
+            let (mut d_u, mut d_v) = (zero[0], zero[0]);
+            if OPEN && first > 0 {
+                d_u = L::load(partial);
+                d_v = L::load(partial.add(BLOCK * LINE));
+            }
             for n in 0..N {
-                let j = first + n * L::COUNT;
-                let ds = L::load(w.ds.at(column + row, j));
-                let s = L::load(w.states.at(before, j));
+                let j = n * L::COUNT;
+                let ds = L::load(ds_row.add(j));
+                let s = L::load(s_row.add(j));
                 d_decay[n] = ds.mul_add(s, d_decay[n]);
-                let mut written = ds;
+                let (mut written, mut past_p) = (ds, ds);
                 if R::MOMENTUM {
-                    written = L::load(w.dp.at(column + row, j));
-                    d_momentum_rate[n] =
-                        ds.mul_add(L::load(w.momenta.at(before + BLOCK, j)), d_momentum_rate[n]);
-                    d_momentum[n] = written.mul_add(L::load(w.momenta.at(before, j)), d_momentum[n]);
-                    swept::<L, SWEEP>(written.mul(mu)).store(w.dp.at(column + row, j));
+                    written = L::load(dp_row.add(j));
+                    let after = L::load(p_row.add(BLOCK * stride + j));
+                    d_momentum_rate[n] = ds.mul_add(after, d_momentum_rate[n]);
+                    d_momentum[n] = written.mul_add(L::load(p_row.add(j)), d_momentum[n]);
+                    past_p = swept::<L, SWEEP>(written.mul(mu));
                 }
                 d_write[n] = u.mul_add(written, d_write[n]);
-                let mut past = ds.mul(L::load(w.staged.decay.at(t, j)));
+                let mut past = ds.mul(L::load(decay.add(j)));
                 if R::READS {
                     d_read[n] = d_reading.mul_add(s, d_read[n]);
-                    past = d_reading.mul_add(L::load(w.staged.read.at(t, j)), past);
+                    past = d_reading.mul_add(L::load(read.add(j)), past);
                 }
                 if R::ADDS_VALUE {
                     d_value_key[n] = v.mul_add(ds, d_value_key[n]);
                 }
-                swept::<L, SWEEP>(past).store(w.ds.at(column + row, j));
+                let past = swept::<L, SWEEP>(past);
+                if OPEN {
+                    earlier.open::<L, R>(j, d_o, (ds_row, past), (dp_row, past_p), [&mut d_u, &mut d_v]);
+                } else {
+                    past.store(ds_row.add(j));
+                    if R::MOMENTUM {
+                        past_p.store(dp_row.add(j));
+                    }
+                }
+            }
+            if OPEN {
+                d_u.store(partial);
+                d_v.store(partial.add(BLOCK * LINE));
+            }
+            scalars = scalars.add(1);
+            partial = partial.wrapping_add(LINE);
+            ds_row = ds_row.wrapping_add(stride);
+            s_row = s_row.wrapping_add(stride);
+            if R::MOMENTUM {
+                dp_row = dp_row.wrapping_add(stride);
+                p_row = p_row.wrapping_add(stride);
             }
         }
         for n in 0..N {
@@ -249,105 +261,32 @@ unsafe fn sums<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(
     }
 }
 
+/// The gradients of a token's `u` and `v`, from their lanes. Columns of the block that do not exist get zeros.
+#[inline(always)]
+unsafe fn value_gradients<L: Lanes, R: Rule>(w: &Workspace, column: usize, t: usize) {
+    // SAFETY: a row of tokens has room for a whole block, and a register of sums before the next row is written.
+    unsafe {
+        L::sum_rows(w.partial.start, LINE, w.sums);
+        let rate = if R::CORRECTS { w.staged.rate(t) } else { 1.0 };
+        let from = if R::ADDS_VALUE { w.sums.add(BLOCK) } else { w.sums };
+        let mut row = 0;
+        while row < BLOCK {
+            let (d_u, d_v) = (w.d_u.at(t, column + row), w.d_v.at(t, column + row));
+            let of_v = L::splat(rate).mul(L::load(from.add(row)));
+            if L::COUNT > BLOCK {
+                L::load(w.sums).store_partial(d_u, BLOCK);
+                of_v.store_partial(d_v, BLOCK);
+            } else {
+                L::load(w.sums.add(row)).store(d_u);
+                of_v.store(d_v);
+            }
+            row += L::COUNT;
+        }
+    }
+}
+
 #[inline(always)]
 unsafe fn add_to<L: Lanes>(to: *mut f32, x: L) {
     // SAFETY: called on registers inside a matrix.
     unsafe { L::load(to).add(x).store(to) };
-}
-
-/// Finishes and writes the gradients of the key-sized inputs.
-#[inline(always)]
-unsafe fn key_gradients<L: Lanes, R: Rule>(x: &BackwardTask<'_, R>, w: &Workspace, place: Place) {
-    let (inputs, split) = (x.inputs, x.task.split);
-    let (key, heads) = (inputs.dims.key, inputs.dims.heads);
-    let (position, stride) = (place.position * key, heads * key);
-    // SAFETY: the chunk is inside arrays of the checked lengths.
-    unsafe {
-        let scale = inputs.dims.scale;
-        scale_rows::<L>(w.d_q, 0..place.tokens, scale);
-        if !R::MOMENTUM {
-            for t in 0..place.tokens {
-                decay_gradients::<L, R>(x, w, place, t);
-            }
-        }
-        let out = |from: Matrix, to: *mut f32| copy_out::<L>(from, to, stride, place.tokens, key);
-        out(w.d_q, x.targets.q.at(split * inputs.q.len() + position));
-        out(w.d_write, x.targets.write.at(split * inputs.write.len() + position));
-        if R::READS && !R::READS_DECAYED {
-            out(w.d_read, x.targets.read.at(split * inputs.read.len() + position));
-        }
-        if R::ADDS_VALUE {
-            out(w.d_value_key, x.targets.value_key.at(split * inputs.value_key.len() + position));
-        }
-        if !R::MOMENTUM {
-            out(w.d_decay, x.targets.decay.at(split * inputs.decay.len() + position));
-        }
-    }
-}
-
-/// From the gradient of the decay to that of its log; what was read with `k * decay` goes to both.
-#[inline(always)]
-unsafe fn decay_gradients<L: Lanes, R: Rule>(x: &BackwardTask<'_, R>, w: &Workspace, place: Place, t: usize) {
-    let key = x.inputs.dims.key;
-    let first = (place.position + t * x.inputs.dims.heads) * key;
-    // SAFETY: rows of the chunk; the gates were checked to reach its last token.
-    unsafe {
-        let mut j = 0;
-        while j < w.d_decay.stride {
-            let decay = L::load(w.staged.decay.at(t, j));
-            let mut d_decay = L::load(w.d_decay.at(t, j));
-            if R::READS_DECAYED {
-                let d_read = L::load(w.d_read.at(t, j));
-                d_decay = d_read.mul_add(L::load(w.staged.write.at(t, j)), d_decay);
-                d_read.mul_add(decay, L::load(w.d_write.at(t, j))).store(w.d_write.at(t, j));
-            }
-            d_decay.mul(decay).store(w.d_decay.at(t, j));
-            j += L::COUNT;
-        }
-        for c in 0..key {
-            if is_reset(*x.inputs.decay.get_unchecked(first + c)) {
-                *w.d_decay.at(t, c) = 0.0;
-            }
-        }
-    }
-}
-
-/// Gradients of the inputs that are one number for each token and head.
-#[inline(always)]
-unsafe fn scalar_gradients<L: Lanes, R: Rule>(x: &BackwardTask<'_, R>, w: &Workspace, place: Place) {
-    let part = x.task.split * x.inputs.token_heads() + place.position;
-    // SAFETY: tokens of the chunk, in arrays of the checked lengths.
-    unsafe {
-        for t in 0..place.tokens {
-            let at = part + t * x.inputs.dims.heads;
-            if R::CORRECTS {
-                let mut sum = L::splat(0.0);
-                let mut j = 0;
-                while j < w.rows.stride {
-                    sum = L::load(w.rows.at(t, j)).mul_add(L::load(w.d_u.at(t, j)), sum);
-                    j += L::COUNT;
-                }
-                *x.targets.rate.at(at) = sum.sum();
-            }
-            if R::MOMENTUM {
-                *x.targets.decay.at(at) = row_sum::<L>(w.d_decay, t);
-                *x.targets.momentum.at(at) = row_sum::<L>(w.d_momentum, t);
-                *x.targets.momentum_rate.at(at) = row_sum::<L>(w.d_momentum_rate, t);
-            }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn row_sum<L: Lanes>(m: Matrix, row: usize) -> f32 {
-    // SAFETY: a row of the matrix.
-    unsafe {
-        let mut sum = L::splat(0.0);
-        let mut j = 0;
-        while j < m.stride {
-            sum = sum.add(L::load(m.at(row, j)));
-            j += L::COUNT;
-        }
-        sum.sum()
-    }
 }

@@ -10,6 +10,7 @@
 //! a decay per channel without splitting their blocks.
 
 pub(crate) mod backward;
+mod backward_chunk;
 mod backward_rows;
 mod backward_states;
 pub(crate) mod forward;
@@ -22,7 +23,7 @@ use super::gates::CHUNK;
 use super::memory::{Place, prefetch_rows};
 use super::simd::Lanes;
 use super::tile::{Matrix, copy_in};
-use super::workspace::Carver;
+use super::workspace::{Carver, SPREAD};
 
 /// Which rule writes the memory.
 pub trait Rule: Copy + Send + Sync + 'static {
@@ -174,18 +175,18 @@ pub(super) struct Staged {
 impl Staged {
     /// Numbers it needs, for keys padded to `key`.
     pub fn size(key: usize) -> usize {
-        (5 * CHUNK + 1) * key + 3 * CHUNK + 6 * 16
+        (5 * CHUNK + 1) * key + 3 * CHUNK + 6 * (16 + SPREAD)
     }
 
     /// Takes its memory.
     pub fn carve(carver: &mut Carver, key: usize) -> Self {
         Self {
-            q: carver.matrix(CHUNK, key),
-            read: carver.matrix(CHUNK + 1, key),
-            write: carver.matrix(CHUNK, key),
-            value_key: carver.matrix(CHUNK, key),
-            decay: carver.matrix(CHUNK, key),
-            scalars: carver.matrix(3, CHUNK),
+            q: carver.spread(CHUNK, key),
+            read: carver.spread(CHUNK + 1, key),
+            write: carver.spread(CHUNK, key),
+            value_key: carver.spread(CHUNK, key),
+            decay: carver.spread(CHUNK, key),
+            scalars: carver.spread(3, CHUNK),
         }
     }
 
