@@ -16,7 +16,7 @@ use crate::global::Global;
 use crate::output;
 use crate::progress::{self, Progress};
 use crate::values::whole;
-use cases::{Gate, Operator, Sequence, Shape, Step};
+use cases::{Gate, Operator, Shape, sequence, step};
 
 const EXAMPLE: &str = "\
 Example:
@@ -165,10 +165,10 @@ fn check(shape: &Shape) -> Result<(), CommandError> {
 fn needed(shape: &Shape) -> [Part; 2] {
     let Shape { batch, time, heads, key, value, sessions } = *shape;
     let numbers = |sizes: &[usize]| sizes.iter().map(|size| *size as f64).product::<f64>() * 4.0;
-    let sequences = 2.0 * numbers(&[batch, time, heads, 2 * key + value]);
+    let sequences = 2.0 * numbers(&[batch, time, heads, 5 * key + 2 * value]);
     let cache = numbers(&[sessions, time, heads, key + value]);
-    let states =
-        footprint::chunk_states(batch, time, heads, key, value) + numbers(&[2, sessions, heads, key, value]);
+    let states = 2.0 * footprint::chunk_states(batch, time, heads, key, value)
+        + numbers(&[3, sessions, heads, key, value]);
     [
         Part { name: "sequences", bytes: sequences.max(cache), lower: "batch, time, sessions or heads" },
         Part {
@@ -204,13 +204,7 @@ fn table(timings: &[Timing], shape: &Shape, state_copy_ms: f64, global: &Global)
 }
 
 fn name(operator: Operator, gate: Gate) -> String {
-    let operator = match operator {
-        Operator::Softmax => "softmax attention",
-        Operator::Linear => "linear attention",
-        Operator::NormalisedLinear => "ELU+1 linear attention",
-        Operator::Delta => "delta rule",
-        Operator::ShortConvolution => "short convolution",
-    };
+    let operator = operator.title();
     match gate {
         Gate::None => operator.to_owned(),
         Gate::Weak => format!("{operator}, weak gate"),
@@ -242,25 +236,23 @@ fn time_case(
         // A device that fails to finish reports it again at the next read of a tensor.
         let _ = device.sync();
     };
-    let sequence = Sequence::new(operator, gate, shape, device);
+    let pass = sequence(operator, gate, shape, device);
     let forward = median(spend, || {
-        sequence.forward()?;
+        pass()?;
         finish(device);
         Ok(())
     })?;
     let autodiff = device.clone().autodiff();
-    let sequence = Sequence::new(operator, gate, shape, &autodiff);
+    let pass = sequence(operator, gate, shape, &autodiff);
     let forward_backward = median(spend, || {
-        sequence.forward()?.backward();
+        pass()?.backward();
         finish(&autodiff);
         Ok(())
     })?;
-    let mut step = Some(Step::new(operator, gate, shape, device));
+    let mut token = step(operator, gate, shape, device);
     let one_step = median(spend, || {
-        if let Some(sessions) = step.take() {
-            step = Some(sessions.advance()?);
-            finish(device);
-        }
+        token()?;
+        finish(device);
         Ok(())
     })?;
     Ok((forward, forward_backward, one_step))

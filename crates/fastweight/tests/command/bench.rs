@@ -25,7 +25,21 @@ fn every_operator_has_three_figures() {
     let mut args = SMALL.to_vec();
     args.extend(["--json", "--quiet"]);
     let rows = run(&args).ok().json();
-    for operator in ["softmax", "linear", "normalised_linear", "delta", "short_convolution"] {
+    let operators = [
+        "softmax",
+        "linear",
+        "normalised_linear",
+        "delta",
+        "gla",
+        "kda",
+        "dplr",
+        "comba",
+        "delta_product",
+        "titans",
+        "ttt_linear",
+        "short_convolution",
+    ];
+    for operator in operators {
         assert!(rows.iter().any(|row| row["operator"] == operator), "{operator} is missing");
     }
     for row in &rows {
@@ -35,7 +49,7 @@ fn every_operator_has_three_figures() {
         assert!(row["instruction_set"].is_string(), "{row}");
     }
     let strong = rows.iter().filter(|row| row["gate"] == "strong").count();
-    assert_eq!((rows.len(), strong), (11, 3));
+    assert_eq!((rows.len(), strong), (25, 9));
 }
 
 #[test]

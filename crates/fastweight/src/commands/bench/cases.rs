@@ -1,17 +1,19 @@
 //! The operators `bench` times, and the arguments it times them with.
 
+mod sequence;
+mod step;
+
 use burn::tensor::{Device, Distribution, Tensor};
-use fastweight::ops::delta::{delta_rule, delta_rule_step};
-use fastweight::ops::linear::{LinearGate, linear_attention, linear_attention_step};
 use fastweight::ops::norm::l2_normalise;
-use fastweight::ops::normalised_linear::{normalised_linear_attention, normalised_linear_attention_step};
-use fastweight::ops::short_conv::short_convolution;
-use fastweight::ops::softmax::{KvCache, SoftmaxOptions, softmax_attention};
-use fastweight::ops::{OpError, Path, SequenceOptions};
 use serde::Serialize;
+
+pub use sequence::sequence;
+pub use step::step;
 
 /// Taps of the short convolution.
 const TAPS: usize = 4;
+/// Steps of DeltaProduct a token.
+const STEPS: usize = 2;
 const L2_EPS: f32 = 1e-6;
 
 /// Sizes of the timed tensors.
@@ -56,6 +58,20 @@ pub enum Operator {
     NormalisedLinear,
     /// The delta rule; with a gate, the gated delta rule.
     Delta,
+    /// Gated linear attention: a gate for each key channel.
+    Gla,
+    /// Kimi delta attention: the delta rule with a gate for each key channel.
+    Kda,
+    /// Diagonal plus low rank, the recurrence of RWKV-7.
+    Dplr,
+    /// Comba: the gated delta rule with a strength of removal.
+    Comba,
+    /// DeltaProduct, two steps of the delta rule a token; with a gate too.
+    DeltaProduct,
+    /// The matrix memory of Titans; the gate is its forgetting.
+    Titans,
+    /// TTT-Linear in mini-batches of 16; values are as wide as keys.
+    TttLinear,
     /// Short depthwise convolution over heads * key channels.
     ShortConvolution,
 }
@@ -64,164 +80,81 @@ impl Operator {
     /// The gates the operator can have.
     pub fn gates(self) -> &'static [Gate] {
         match self {
-            Self::Softmax | Self::ShortConvolution => &[Gate::None],
-            Self::Linear | Self::NormalisedLinear | Self::Delta => &[Gate::None, Gate::Weak, Gate::Strong],
+            Self::Softmax | Self::TttLinear | Self::ShortConvolution => &[Gate::None],
+            Self::Gla | Self::Kda | Self::Dplr | Self::Comba | Self::Titans => &[Gate::Weak, Gate::Strong],
+            Self::Linear | Self::NormalisedLinear | Self::Delta | Self::DeltaProduct => {
+                &[Gate::None, Gate::Weak, Gate::Strong]
+            }
+        }
+    }
+
+    /// The operator in words.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Softmax => "softmax attention",
+            Self::Linear => "linear attention",
+            Self::NormalisedLinear => "ELU+1 linear attention",
+            Self::Delta => "delta rule",
+            Self::Gla => "gated linear attention",
+            Self::Kda => "Kimi delta attention",
+            Self::Dplr => "diagonal plus low rank",
+            Self::Comba => "Comba",
+            Self::DeltaProduct => "DeltaProduct, 2 steps",
+            Self::Titans => "Titans, matrix memory",
+            Self::TttLinear => "TTT-Linear",
+            Self::ShortConvolution => "short convolution",
         }
     }
 }
 
-/// Arguments of one operator over whole sequences.
-pub struct Sequence {
-    operator: Operator,
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    beta: Tensor<3>,
-    gate: Option<Tensor<3>>,
-    channels: Tensor<3>,
-    taps: Tensor<2>,
+/// Draws random arguments; on an autodiff device all of them take gradients.
+struct Draw<'a> {
+    gate: Gate,
+    device: &'a Device,
 }
 
-impl Sequence {
-    /// Random arguments; on an autodiff device all of them take gradients.
-    pub fn new(operator: Operator, gate: Gate, shape: &Shape, device: &Device) -> Self {
-        let Shape { batch, time, heads, key, value, .. } = *shape;
-        let leaf = |x: Tensor<4>| if device.is_autodiff() { x.require_grad() } else { x };
-        let leaf3 = |x: Tensor<3>| if device.is_autodiff() { x.require_grad() } else { x };
-        Self {
-            operator,
-            q: leaf(l2_normalise(normal([batch, time, heads, key], device), L2_EPS).detach()),
-            k: leaf(l2_normalise(normal([batch, time, heads, key], device), L2_EPS).detach()),
-            v: leaf(normal([batch, time, heads, value], device)),
-            beta: leaf3(uniform([batch, time, heads], 0.0, device)),
-            gate: gates(gate, [batch, time, heads], device).map(leaf3),
-            channels: leaf3(normal([batch, time, heads * key], device)),
-            taps: normal([heads * key, TAPS], device),
-        }
+impl Draw<'_> {
+    fn leaf<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        if self.device.is_autodiff() { x.detach().require_grad() } else { x }
     }
 
-    /// The operator's output, as one sum so that a backward pass can start from it.
-    pub fn forward(&self) -> Result<Tensor<1>, OpError> {
-        let (q, k, v) = (self.q.clone(), self.k.clone(), self.v.clone());
-        let options = SequenceOptions::default();
-        let output = match self.operator {
-            Operator::Softmax => softmax_attention(q, k, v, None, &SoftmaxOptions::default())?,
-            Operator::Linear => {
-                let gate = self.gate.clone().map_or(LinearGate::None, LinearGate::PerToken);
-                linear_attention(q, k, v, gate, None, &options)?.0
-            }
-            Operator::NormalisedLinear => {
-                normalised_linear_attention(q, k, v, self.gate.clone(), None, &options)?.0
-            }
-            Operator::Delta => delta_rule(q, k, v, self.beta.clone(), self.gate.clone(), None, &options)?.0,
-            Operator::ShortConvolution => {
-                let (x, taps) = (self.channels.clone(), self.taps.clone());
-                return Ok(short_convolution(x, taps, None, None, true, None, Path::Auto)?.0.sum());
-            }
+    fn normal<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
+        self.leaf(Tensor::random(shape, Distribution::Normal(0.0, 1.0), self.device))
+    }
+
+    /// Vectors of length one, `[.., dim]`.
+    fn unit(&self, shape: [usize; 4]) -> Tensor<4> {
+        let x = Tensor::random(shape, Distribution::Normal(0.0, 1.0), self.device);
+        self.leaf(l2_normalise(x, L2_EPS))
+    }
+
+    /// Vectors of length one of one token, `[rows, heads, dim]`.
+    fn unit_token(&self, [rows, heads, dim]: [usize; 3]) -> Tensor<3> {
+        self.unit([rows, 1, heads, dim]).squeeze_dim(1)
+    }
+
+    /// Uniform in [0, 1].
+    fn share<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
+        self.leaf(Tensor::random(shape, Distribution::Uniform(0.0, 1.0), self.device))
+    }
+
+    /// Log gates; zero without a gate.
+    fn gates<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
+        let lowest = match self.gate {
+            Gate::None => return self.leaf(Tensor::zeros(shape, self.device)),
+            Gate::Weak => -0.1,
+            Gate::Strong => -60.0,
         };
-        Ok(output.sum())
-    }
-}
-
-/// Arguments and states of one operator for one token of several sessions.
-pub struct Step {
-    operator: Operator,
-    q: Tensor<3>,
-    k: Tensor<3>,
-    v: Tensor<3>,
-    beta: Tensor<2>,
-    gate: Option<Tensor<2>>,
-    channels: Tensor<3>,
-    taps: Tensor<2>,
-    state: State,
-}
-
-enum State {
-    Matrix(Tensor<4>),
-    Normalised(Tensor<4>, Tensor<3>),
-    Cache(KvCache),
-    Convolution(Tensor<3>),
-}
-
-impl Step {
-    /// Random arguments and states.
-    pub fn new(operator: Operator, gate: Gate, shape: &Shape, device: &Device) -> Self {
-        let Shape { time, heads, key, value, sessions, .. } = *shape;
-        let unit = |x: Tensor<4>| l2_normalise(x, L2_EPS).squeeze_dim::<3>(1);
-        let matrix = || normal([sessions, heads, key, value], device);
-        let state = match operator {
-            Operator::Softmax => State::Cache(KvCache {
-                k: normal([sessions, time, heads, key], device),
-                v: normal([sessions, time, heads, value], device),
-                lengths: None,
-            }),
-            Operator::Linear | Operator::Delta => State::Matrix(matrix()),
-            Operator::NormalisedLinear => {
-                State::Normalised(matrix(), uniform([sessions, heads, key], 0.0, device))
-            }
-            Operator::ShortConvolution => {
-                State::Convolution(normal([sessions, TAPS - 1, heads * key], device))
-            }
-        };
-        Self {
-            operator,
-            q: unit(normal([sessions, 1, heads, key], device)),
-            k: unit(normal([sessions, 1, heads, key], device)),
-            v: normal([sessions, heads, value], device),
-            beta: uniform([sessions, heads], 0.0, device),
-            gate: gates(gate, [sessions, heads], device),
-            channels: normal([sessions, 1, heads * key], device),
-            taps: normal([heads * key, TAPS], device),
-            state,
-        }
+        self.leaf(Tensor::random(shape, Distribution::Uniform(lowest, 0.0), self.device))
     }
 
-    /// One more token in every session.
-    pub fn advance(self) -> Result<Self, OpError> {
-        let (q, k, v, gate) = (self.q.clone(), self.k.clone(), self.v.clone(), self.gate.clone());
-        let state = match self.state {
-            State::Matrix(state) if self.operator == Operator::Delta => {
-                State::Matrix(delta_rule_step(q, k, v, self.beta.clone(), gate, state, None)?.1)
-            }
-            State::Matrix(state) => State::Matrix(linear_attention_step(q, k, v, gate, state, None)?.1),
-            State::Normalised(state, normaliser) => {
-                let (_, state, normaliser) =
-                    normalised_linear_attention_step(q, k, v, gate, state, normaliser)?;
-                State::Normalised(state, normaliser)
-            }
-            State::Cache(cache) => {
-                let options = SoftmaxOptions::default();
-                softmax_attention(
-                    q.unsqueeze_dim(1),
-                    k.unsqueeze_dim(1),
-                    v.unsqueeze_dim(1),
-                    Some(cache.clone()),
-                    &options,
-                )?;
-                State::Cache(cache)
-            }
-            State::Convolution(state) => {
-                let (x, taps) = (self.channels.clone(), self.taps.clone());
-                State::Convolution(short_convolution(x, taps, None, Some(state), true, None, Path::Auto)?.1)
-            }
-        };
-        Ok(Self { state, ..self })
+    fn some_gates<const D: usize>(&self, shape: [usize; D]) -> Option<Tensor<D>> {
+        (self.gate != Gate::None).then(|| self.gates(shape))
     }
-}
 
-fn normal<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
-    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
-}
-
-/// Uniform in [0, 1], or [low, 0] for a negative `low`.
-fn uniform<const D: usize>(shape: [usize; D], low: f64, device: &Device) -> Tensor<D> {
-    Tensor::random(shape, Distribution::Uniform(low, if low < 0.0 { 0.0 } else { 1.0 }), device)
-}
-
-fn gates<const D: usize>(gate: Gate, shape: [usize; D], device: &Device) -> Option<Tensor<D>> {
-    match gate {
-        Gate::None => None,
-        Gate::Weak => Some(uniform(shape, -0.1, device)),
-        Gate::Strong => Some(uniform(shape, -60.0, device)),
+    /// What the gates forget, `1 - e^gate`.
+    fn forgotten<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
+        let gates = self.gates(shape).detach();
+        self.leaf(gates.exp().neg().add_scalar(1.0))
     }
 }
