@@ -72,6 +72,16 @@ pub enum MemoryError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A layer reads something that the model shares with its layers, and it was not handed over.
+    #[error("{layer} reads {what}, which the model did not hand over; set Shared::{field}")]
+    NotShared {
+        /// The layer's name in recipes.
+        layer: &'static str,
+        /// What is missing.
+        what: &'static str,
+        /// Where it belongs.
+        field: &'static str,
+    },
     /// Four choices of a rule that have no learning-retaining step together.
     #[error(
         "rule: memory = {memory:?}, bias = {bias:?}, retention = {retention:?}, learner = {learner:?} do not go together: {reason}"

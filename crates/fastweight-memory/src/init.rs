@@ -50,7 +50,7 @@ fn step_size_bias(heads: usize, smallest: f64, largest: f64) -> Vec<f32> {
 ///
 /// | name | value |
 /// |---|---|
-/// | `embedding.weight`, `head.weight` | normal, standard deviation 0.02 |
+/// | `embedding.weight`, `head.weight`, `table` | normal, standard deviation 0.02 |
 /// | other matrices | normal, standard deviation `1 / sqrt(inputs)` |
 /// | `start`, `start_in`, `start_out` (`[heads, inputs, outputs]`) | normal, standard deviation `1 / sqrt(inputs)` |
 /// | `conv` | uniform in `+-1 / sqrt(width)` |
@@ -118,7 +118,7 @@ fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
             let std = 1.0 / (shape[1] as f64).sqrt();
             fill(&mut |s| std * s.normal())
         }
-        (_, "embedding" | "head") => fill(&mut |s| EMBEDDING_STD * s.normal()),
+        ("table", _) | (_, "embedding" | "head") => fill(&mut |s| EMBEDDING_STD * s.normal()),
         (_, parent) => {
             let residual = if matches!(parent, "o" | "down") { 2.0 * layers as f64 } else { 1.0 };
             let std = 1.0 / (shape[0] as f64 * residual).sqrt();

@@ -1,6 +1,7 @@
-//! Models by name: a mixer (or a hybrid) and a size, `delta_net-tiny`, `hybrid_3to1-small`.
+//! Models by name: a mixer (or a hybrid, or a mixer with channel mixers of its own) and a size, `delta_net-tiny`,
+//! `hybrid_3to1-small`, `mole-small`.
 
-use fastweight_memory::{MixerConfig, names};
+use fastweight_memory::{ChannelMixerConfig, MixerConfig, names};
 
 use crate::{ModelConfig, ModelError};
 
@@ -12,15 +13,20 @@ const SIZES: [(&str, usize, usize, usize, usize); 4] = [
     ("large", 768, 12, 12, 256),
 ];
 
-/// Hybrids: name, and the mixers repeated over the layers.
-const HYBRIDS: [(&str, &[&str]); 3] = [
-    ("hybrid_3to1", &["delta_net", "delta_net", "delta_net", "softmax_attention"]),
-    ("hybrid_gated_3to1", &["gated_delta_net", "gated_delta_net", "gated_delta_net", "softmax_attention"]),
-    ("hybrid_1to1", &["gated_delta_net", "softmax_attention"]),
+/// Hybrids: name, the mixers and the channel mixers repeated over the layers; SwiGLU where there are none.
+const HYBRIDS: [(&str, &[&str], &[&str]); 4] = [
+    ("hybrid_3to1", &["delta_net", "delta_net", "delta_net", "softmax_attention"], &[]),
+    (
+        "hybrid_gated_3to1",
+        &["gated_delta_net", "gated_delta_net", "gated_delta_net", "softmax_attention"],
+        &[],
+    ),
+    ("hybrid_1to1", &["gated_delta_net", "softmax_attention"], &[]),
+    ("mole", &["softmax_attention"], &["mole"]),
 ];
 
 fn families() -> impl Iterator<Item = &'static str> {
-    MixerConfig::NAMES.into_iter().chain(HYBRIDS.iter().map(|(name, _)| *name))
+    MixerConfig::NAMES.into_iter().chain(HYBRIDS.iter().map(|(name, ..)| *name))
 }
 
 /// All presets, family by family, small to large.
@@ -53,12 +59,19 @@ pub fn by_name(name: &str) -> Result<ModelConfig, ModelError> {
 fn find(name: &str) -> Option<ModelConfig> {
     let (family, size) = name.rsplit_once('-')?;
     let &(_, width, layers, heads, vocab) = SIZES.iter().find(|candidate| candidate.0 == size)?;
-    let pattern: Vec<&str> = match HYBRIDS.iter().find(|(hybrid, _)| *hybrid == family) {
-        Some((_, mixers)) => mixers.to_vec(),
-        None => vec![family],
+    let (pattern, channels): (&[&str], &[&str]) = match HYBRIDS.iter().find(|(hybrid, ..)| *hybrid == family)
+    {
+        Some((_, mixers, channels)) => (mixers, channels),
+        None => (&[family], &[]),
     };
-    let mixers = pattern.into_iter().map(MixerConfig::by_name).collect::<Option<Vec<_>>>()?;
+    let mixers = pattern.iter().map(|name| MixerConfig::by_name(name)).collect::<Option<Vec<_>>>()?;
+    let channels =
+        channels.iter().map(|name| ChannelMixerConfig::by_name(name)).collect::<Option<Vec<_>>>()?;
     let layers = layers.next_multiple_of(mixers.len());
-    let first = mixers.first()?.clone();
-    Some(ModelConfig { mixers, ..ModelConfig::new(vocab, width, layers, heads, first) })
+    let mut config = ModelConfig::new(vocab, width, layers, heads, mixers.first()?.clone());
+    config.mixers = mixers;
+    if !channels.is_empty() {
+        config.channel_mixers = channels;
+    }
+    Some(config)
 }

@@ -13,8 +13,8 @@ pub(crate) fn first_non_finite(model: &LanguageModel, tokens: Tensor<2, Int>) ->
     if let Some(name) = broken_parameter(model) {
         return Ok(format!("the parameter {name}"));
     }
-    let mut x = embedding(model.embedding.weight.val(), tokens);
-    let mut shared = Shared::default();
+    let mut x = embedding(model.embedding.weight.val(), tokens.clone());
+    let mut shared = Shared { tokens: Some(tokens), embedded: Some(x.clone()), ..Shared::default() };
     for (layer, block) in model.blocks.iter().enumerate() {
         let normed = block.mixer_norm.forward(x.clone()).map_err(MemoryError::from)?;
         let mixed = match block.mixer.forward_shared(normed, None, None, &mut shared.clone()) {

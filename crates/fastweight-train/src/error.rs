@@ -79,6 +79,14 @@ pub enum TrainError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The folder for an export holds something else.
+    #[error("{} {reason}; choose another folder for the export", path.display())]
+    ExportFolder {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Another process is at work in the folder.
     #[error("{} is in use by another process that is training; wait for it to end or choose another folder", path.display())]
     Busy {
@@ -127,7 +135,8 @@ impl TrainError {
             | TrainError::Checkpoint(_)
             | TrainError::ShortText { .. }
             | TrainError::Argument { .. }
-            | TrainError::Folder { .. } => true,
+            | TrainError::Folder { .. }
+            | TrainError::ExportFolder { .. } => true,
         }
     }
 }

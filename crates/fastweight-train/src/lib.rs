@@ -9,6 +9,7 @@ pub mod compare;
 mod diagnose;
 pub mod error;
 pub mod evaluate;
+pub mod export;
 pub mod files;
 pub mod generate;
 pub mod gradients;

@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, compare, demo, eval, generate, ledger, rules, train};
+use crate::commands::{bench, compare, demo, eval, export, generate, ledger, rules, train};
 use crate::error::CommandError;
 use crate::global::Global;
 
@@ -38,6 +38,8 @@ enum Command {
     Eval(eval::Args),
     /// Continue a text with a trained model
     Generate(generate::Args),
+    /// Turn the lookup experts of a trained model into tables
+    Export(export::Args),
     /// Show where the bytes of a session are
     Ledger(ledger::Args),
     /// List every named memory rule: its choices, equation and state
@@ -64,6 +66,7 @@ impl Cli {
             Command::Train(args) => train::run(args, global),
             Command::Eval(args) => eval::run(args, global),
             Command::Generate(args) => generate::run(args, global),
+            Command::Export(args) => export::run(args, global),
             Command::Ledger(args) => ledger::run(args, global),
             Command::Rules(args) => rules::run(args, global),
             Command::Demo(args) => demo::run(args, global),

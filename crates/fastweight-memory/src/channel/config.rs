@@ -4,7 +4,7 @@ use burn::tensor::Device;
 use serde::de::Deserializer;
 use serde::{Deserialize, Serialize};
 
-use super::{ChannelMixer, SwiGluConfig};
+use super::{ChannelMixer, MoleConfig, SwiGluConfig};
 use crate::choice::{self, Choice, Options};
 use crate::context::setting_error;
 use crate::init::initialise;
@@ -22,11 +22,13 @@ pub enum ChannelMixerConfig {
     /// `swiglu`: a gated map on each token.
     #[serde(rename = "swiglu")]
     SwiGlu(SwiGluConfig),
+    /// `mole`: lookup experts.
+    Mole(MoleConfig),
 }
 
 macro_rules! each {
     ($config:expr, $variant:ident, $inner:ident => $result:expr) => {
-        each!(@ $config, $variant, $inner, $result, SwiGlu)
+        each!(@ $config, $variant, $inner, $result, SwiGlu Mole)
     };
     (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
         match $config {
@@ -47,7 +49,7 @@ impl Default for ChannelMixerConfig {
 
 impl ChannelMixerConfig {
     /// Names of all channel mixers, in the order of the documentation.
-    pub const NAMES: [&'static str; 1] = [SwiGluConfig::NAME];
+    pub const NAMES: [&'static str; 2] = [SwiGluConfig::NAME, MoleConfig::NAME];
 
     /// The channel mixer of a name, with its default options.
     pub fn by_name(name: &str) -> Option<Self> {
@@ -58,6 +60,7 @@ impl ChannelMixerConfig {
     pub fn name(&self) -> &'static str {
         match self {
             Self::SwiGlu(_) => SwiGluConfig::NAME,
+            Self::Mole(_) => MoleConfig::NAME,
         }
     }
 
@@ -76,7 +79,10 @@ impl ChannelMixerConfig {
             hidden if hidden > MOST_HIDDEN => {
                 Err(setting_error(self.name(), "mlp_hidden", hidden, format!("at most {MOST_HIDDEN}")))
             }
-            _ => Ok(()),
+            _ => match self {
+                Self::Mole(config) => config.validate(ctx),
+                Self::SwiGlu(_) => Ok(()),
+            },
         }
     }
 
@@ -105,7 +111,7 @@ impl ChannelMixerConfig {
     /// Bytes of one sequence's state.
     pub fn state_size(&self, _ctx: &LayerContext) -> StateSize {
         match self {
-            Self::SwiGlu(_) => StateSize::default(),
+            Self::SwiGlu(_) | Self::Mole(_) => StateSize::default(),
         }
     }
 }
@@ -126,6 +132,7 @@ impl Choice for ChannelMixerConfig {
     fn with_options(name: &str, options: Options) -> Option<Result<Self, String>> {
         Some(match name {
             SwiGluConfig::NAME => choice::parse(name, options).map(Self::SwiGlu),
+            MoleConfig::NAME => choice::parse(name, options).map(Self::Mole),
             _ => return None,
         })
     }

@@ -174,6 +174,10 @@ fn near(count: usize, reference: usize) -> bool {
 fn adjusted(config: ModelConfig, target: usize) -> ModelConfig {
     let with = |hidden: usize| ModelConfig { mlp_hidden: Some(hidden), ..config.clone() };
     let (at_8, at_16) = (with(8).parameter_count() as f64, with(16).parameter_count() as f64);
+    if at_8 == at_16 {
+        // No map of the model has that width.
+        return config;
+    }
     let per_8 = (at_16 - at_8).max(1.0);
     let eights = 1.0 + ((target as f64 - at_8) / per_8).round();
     with(8 * eights.max(1.0) as usize)

@@ -6,7 +6,8 @@
 //! below (batch 2) to 5% above (batch 32). Mixers that keep less than Gated DeltaNet, such as linear attention, are
 //! overestimated; those that keep a second state, such as momentum, underestimated.
 
-use fastweight::memory::MixerConfig;
+use fastweight::memory::channel::MoleConfig;
+use fastweight::memory::{ChannelMixerConfig, MixerConfig};
 use fastweight::models::ModelConfig;
 use fastweight::train::recipe::{TaskKind, TaskRecipe};
 use fastweight::train::{Task, evaluate};
@@ -21,6 +22,10 @@ const TRAINED_PARAMETER: f64 = 16.0;
 const SAVED_PARAMETER: f64 = 36.0;
 /// The same while a checkpoint is read: weight and moments, the file they come from, and the model.
 const LOADED_PARAMETER: f64 = 24.0;
+/// The same while a checkpoint without moments is read: the file, its weights, and the model.
+const STORED_PARAMETER: f64 = 12.0;
+/// Bytes of a number of a table while it is exported: in the model, copied and encoded.
+const EXPORTED_NUMBER: f64 = 12.0;
 /// Bytes of a byte of text: the text, and its tokens in 32 bits.
 const TEXT_BYTE: f64 = 5.0;
 /// Tokens after which a kernel saves a matrix state for its backward pass.
@@ -59,7 +64,12 @@ pub enum Work {
         text: u64,
     },
     /// Reading a checkpoint.
-    Loading,
+    Loading {
+        /// Whether it holds the optimizer's moments.
+        moments: bool,
+    },
+    /// Reading a checkpoint and writing its lookup experts as tables.
+    Exporting,
     /// Scoring.
     Scoring {
         /// Rows of a forward pass.
@@ -104,7 +114,18 @@ pub fn of(config: &ModelConfig, work: Work) -> Vec<Part> {
                 },
             ]
         }
-        Work::Loading => vec![parameter_part(parameters * LOADED_PARAMETER)],
+        Work::Loading { moments: true } => vec![parameter_part(parameters * LOADED_PARAMETER)],
+        Work::Loading { moments: false } => {
+            let tables = tables(config, |mole| mole.tables);
+            vec![
+                parameter_part((parameters - tables) * STORED_PARAMETER),
+                table_part(tables * STORED_PARAMETER),
+            ]
+        }
+        Work::Exporting => vec![
+            parameter_part(parameters * LOADED_PARAMETER),
+            table_part(tables(config, |mole| !mole.tables) * EXPORTED_NUMBER),
+        ],
         Work::Scoring { batch, time, scored } => {
             let rows = batch as f64;
             vec![
@@ -185,6 +206,40 @@ fn channels(config: &ModelConfig) -> [f64; 2] {
     [2.0 * heads * context.head_dim as f64, heads * context.value_dim as f64]
 }
 
+/// The lookup experts of a layer, if it has them.
+fn lookup_experts(config: &ModelConfig, layer: usize) -> Option<&MoleConfig> {
+    match config.channel_mixer(layer) {
+        ChannelMixerConfig::Mole(mole) => Some(mole),
+        _ => None,
+    }
+}
+
+/// Numbers in the tables, made or to be made, of the layers whose lookup experts are `chosen`.
+fn tables(config: &ModelConfig, chosen: impl Fn(&MoleConfig) -> bool) -> f64 {
+    let layers = (0..config.layers).filter_map(|layer| Some((layer, lookup_experts(config, layer)?)));
+    let sizes = layers.filter(|(_, mole)| chosen(mole));
+    sizes.map(|(layer, mole)| mole.table_size(&config.context(layer)) as f64).sum()
+}
+
+/// Numbers of a token that lookup experts keep for their backward pass: of a network gate, up, their product and the
+/// output, weighed and not; of a table the row, weighed and not.
+fn experts_kept(config: &ModelConfig, layer: usize) -> f64 {
+    let width = config.width as f64;
+    lookup_experts(config, layer).map_or(0.0, |mole| {
+        let inside = if mole.tables { 0.0 } else { 3.0 * mole.expert_hidden(&config.context(layer)) as f64 };
+        mole.experts as f64 * (inside + 2.0 * width)
+    })
+}
+
+/// Numbers of a token in flight while lookup experts compute: one network, or the rows of a table.
+fn experts_working(config: &ModelConfig, layer: usize) -> f64 {
+    let width = config.width as f64;
+    lookup_experts(config, layer).map_or(0.0, |mole| match mole.tables {
+        true => 2.0 * mole.experts as f64 * width,
+        false => 4.0 * mole.expert_hidden(&config.context(layer)) as f64 + 3.0 * width,
+    })
+}
+
 /// Numbers of a token that a layer keeps for its backward pass, matrix states apart.
 fn kept(config: &ModelConfig, layer: usize) -> f64 {
     let [keys, values] = channels(config);
@@ -195,13 +250,14 @@ fn kept(config: &ModelConfig, layer: usize) -> f64 {
     let inputs = keys + values + convolved + keys;
     // Reading, what the kernel saves of it, and with a matrix memory the output gate and the gated reading.
     let readings = if is_matrix(config, layer) { 4.0 } else { 2.0 };
-    block + inputs + readings * values
+    block + experts_kept(config, layer) + inputs + readings * values
 }
 
 /// Numbers of a token in flight while one layer computes, forward or backward.
 fn working(config: &ModelConfig) -> f64 {
     let [keys, values] = channels(config);
-    4.0 * config.mlp_hidden() as f64 + 3.0 * (keys + values) + 5.0 * config.width as f64
+    let experts = (0..config.layers).map(|layer| experts_working(config, layer)).fold(0.0, f64::max);
+    4.0 * config.mlp_hidden() as f64 + experts + 3.0 * (keys + values) + 5.0 * config.width as f64
 }
 
 /// Bytes in flight while tokens are read without gradients.
@@ -210,7 +266,16 @@ fn passing(config: &ModelConfig, tokens: f64) -> f64 {
 }
 
 fn parameter_part(bytes: f64) -> Part {
-    Part { name: "parameters and their moments", bytes, lower: "width, layers, heads or mlp_hidden" }
+    Part {
+        name: "parameters and their moments",
+        bytes,
+        lower: "width, layers, heads, mlp_hidden or the experts",
+    }
+}
+
+fn table_part(bytes: f64) -> Part {
+    let lower = "the vocabulary, width, layers or the number of experts";
+    Part { name: "the tables of the lookup experts", bytes, lower }
 }
 
 fn logits_part(bytes: f64) -> Part {

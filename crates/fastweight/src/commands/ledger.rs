@@ -9,6 +9,7 @@ use fastweight::models::{self, ModelConfig, StateBytes};
 use fastweight::train::{Recipe, checkpoint};
 use serde::Serialize;
 
+use crate::commands::experts::Experts;
 use crate::commands::limits;
 use crate::error::CommandError;
 use crate::global::Global;
@@ -17,7 +18,8 @@ use crate::values::whole;
 
 const HELP: &str = "\
 A session holds a fixed state in every recurrent layer, and keys and values of the tokens read (the
-KV cache) in every softmax attention layer. Parameters are not part of it: sessions share them.
+KV cache) in every softmax attention layer. Parameters are not part of it: sessions share them. Of a model
+with lookup experts the bytes that a token reads of them are shown as well, as networks and as tables.
 
 Example:
   fastweight ledger --example
@@ -118,6 +120,9 @@ struct Entry {
     total_bytes: u128,
     /// One session of the same model with plain softmax attention in every layer.
     all_attention_session_bytes: u128,
+    /// What a token reads of the lookup experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lookup_experts: Option<Experts>,
 }
 
 /// Prints the ledger of a preset, a run or a recipe, or the example.
@@ -134,8 +139,11 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
         config.validate().map_err(|error| CommandError::input(format_args!("{name}: {error}")))?;
     }
     for (name, config) in models {
-        let entries: Vec<Entry> =
-            args.tokens.iter().map(|&tokens| entry(&name, &config, tokens as usize, args)).collect();
+        let experts =
+            config.experts().map_err(|error| CommandError::input(format_args!("{name}: {error}")))?;
+        let experts = Experts::of(&experts, scaled);
+        let entry = |tokens: &u64| entry(&name, &config, *tokens as usize, args, experts.clone());
+        let entries: Vec<Entry> = args.tokens.iter().map(entry).collect();
         if global.json {
             entries.iter().try_for_each(output::json)?;
         } else {
@@ -182,7 +190,13 @@ fn find(name: &str) -> Result<Vec<(String, ModelConfig)>, CommandError> {
     Ok(vec![(name.to_owned(), config)])
 }
 
-fn entry(name: &str, config: &ModelConfig, tokens: usize, args: &Args) -> Entry {
+fn entry(
+    name: &str,
+    config: &ModelConfig,
+    tokens: usize,
+    args: &Args,
+    lookup_experts: Option<Experts>,
+) -> Entry {
     let scaled = |bytes: usize| bytes as u128 * u128::from(args.bytes_per_element) / u128::from(FLOAT32);
     let held = config.state_bytes(tokens);
     let layers = held.layers.iter().map(|layer| Layer {
@@ -202,6 +216,7 @@ fn entry(name: &str, config: &ModelConfig, tokens: usize, args: &Args) -> Entry 
         session_bytes: scaled(held.total()),
         total_bytes: scaled(held.total()) * u128::from(args.sessions),
         all_attention_session_bytes: scaled(all_attention(config, tokens).total()),
+        lookup_experts,
     }
 }
 
@@ -273,8 +288,9 @@ fn table(config: &ModelConfig, entries: &[Entry]) -> String {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let LayerContext { width, heads, head_dim, value_dim, layers, .. } = config.context(0);
+    let experts = first.lookup_experts.as_ref().map(lookup_experts).unwrap_or_default();
     format!(
-        "{}: {}, width {width}, {}, keys {head_dim} and values {value_dim} wide, {} a number\n{table}\n",
+        "{}: {}, width {width}, {}, keys {head_dim} and values {value_dim} wide, {} a number\n{table}\n{experts}",
         first.model,
         count(layers, "layer"),
         count(heads, "head"),
@@ -282,8 +298,26 @@ fn table(config: &ModelConfig, entries: &[Entry]) -> String {
     )
 }
 
+/// What a token reads of the lookup experts, in a sentence.
+fn lookup_experts(experts: &Experts) -> String {
+    let form = match experts.form {
+        "both" => "as networks in some layers and as tables in others",
+        form => &format!("as {form}"),
+    };
+    let sum = &experts.sum;
+    format!(
+        "Lookup experts: a token reads {} as networks, {} as tables, {} times less; the tables hold {}, the networks {}.\n\
+         This model has them {form}.\n",
+        bytes(sum.networks_bytes_per_token),
+        bytes(sum.tables_bytes_per_token),
+        ratio(sum.ratio()),
+        bytes(sum.tables_bytes),
+        bytes(sum.networks_bytes),
+    )
+}
+
 /// Exact bytes, and from 1 KiB on the same with a binary prefix.
-fn bytes(count: u128) -> String {
+pub(super) fn bytes(count: u128) -> String {
     let exact = format!("{} B", grouped(count));
     let (mut scaled, mut prefix) = (count as f64, "");
     for next in ["Ki", "Mi", "Gi", "Ti", "Pi"] {
@@ -300,7 +334,7 @@ fn bytes(count: u128) -> String {
 }
 
 /// Two digits after the point, thousands apart.
-fn ratio(x: f64) -> String {
+pub(super) fn ratio(x: f64) -> String {
     let text = format!("{x:.2}");
     match text.split_once('.') {
         Some((whole, fraction)) => format!("{}.{fraction}", whole.parse().map_or(whole.to_owned(), grouped)),

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use fastweight::models::ModelConfig;
+use fastweight::train::checkpoint::RunState;
 use fastweight::train::recipe::TaskKind;
 use fastweight::train::{Recipe, checkpoint};
 
@@ -48,9 +49,30 @@ fn training(recipe: &Recipe, text: u64) -> Work {
 /// More memory than is left.
 pub fn check_loading(run: &Path) -> Result<(), CommandError> {
     match checkpoint::peek(run) {
-        Some(state) => check_trained(&run.display().to_string(), &state.model, Work::Loading),
+        Some(state) => {
+            let work = Work::Loading { moments: has_moments(&state) };
+            check_trained(&run.display().to_string(), &state.model, work)
+        }
         None => Ok(()),
     }
+}
+
+/// Checks the memory that exporting the newest checkpoint of a run takes. A run that cannot be read passes: loading it
+/// says why.
+///
+/// # Errors
+/// More memory than is left.
+pub fn check_exporting(run: &Path) -> Result<(), CommandError> {
+    match checkpoint::peek(run) {
+        Some(state) => check_trained(&run.display().to_string(), &state.model, Work::Exporting),
+        None => Ok(()),
+    }
+}
+
+/// Whether a checkpoint holds the optimizer's moments, which an exported model has none of.
+fn has_moments(state: &RunState) -> bool {
+    let bytes = |file: &str| state.files.get(file).map_or(0, |file| file.bytes);
+    bytes(checkpoint::OPTIMIZER) >= bytes(checkpoint::WEIGHTS)
 }
 
 /// Checks the memory that work with a trained model takes.
@@ -60,7 +82,8 @@ pub fn check_loading(run: &Path) -> Result<(), CommandError> {
 pub fn check_trained(name: &str, config: &ModelConfig, work: Work) -> Result<(), CommandError> {
     let verb = match work {
         Work::Training { .. } => "training",
-        Work::Loading => "loading",
+        Work::Loading { .. } => "loading",
+        Work::Exporting => "exporting",
         Work::Scoring { .. } => "scoring",
         Work::Generating { .. } => "generating with",
     };

@@ -4,6 +4,8 @@ pub mod bench;
 pub mod compare;
 pub mod demo;
 pub mod eval;
+mod experts;
+pub mod export;
 mod footprint;
 pub mod generate;
 pub mod ledger;

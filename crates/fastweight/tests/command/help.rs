@@ -2,7 +2,8 @@
 
 use crate::support::run;
 
-const SUBCOMMANDS: [&str; 8] = ["compare", "train", "eval", "generate", "ledger", "rules", "demo", "bench"];
+const SUBCOMMANDS: [&str; 9] =
+    ["compare", "train", "eval", "generate", "export", "ledger", "rules", "demo", "bench"];
 
 #[test]
 fn every_help_has_an_example_that_names_its_subcommand() {

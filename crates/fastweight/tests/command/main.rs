@@ -3,6 +3,7 @@
 mod bench;
 mod compare;
 mod errors;
+mod export;
 mod generate;
 mod help;
 mod recipes;
