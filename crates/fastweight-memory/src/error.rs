@@ -30,6 +30,18 @@ pub enum MemoryError {
         /// The shape that was expected.
         expected: String,
     },
+    /// A layer needs more than its input, and it was not handed over.
+    #[error(
+        "{layer}: {what} are missing; a language model hands them to its layers, and a layer that stands alone takes them from Shared::{field} (forward_shared, step_shared)"
+    )]
+    Missing {
+        /// The layer's name in recipes.
+        layer: &'static str,
+        /// What it needs, in words.
+        what: &'static str,
+        /// The field of `Shared` that holds it.
+        field: &'static str,
+    },
     /// A state of another kind of layer was handed over.
     #[error(
         "a {found} state was given to a layer that carries a {expected} state; use the state this layer returned or its zero_state"
@@ -71,16 +83,6 @@ pub enum MemoryError {
         name: String,
         /// What is wrong with it.
         reason: String,
-    },
-    /// A layer reads something that the model shares with its layers, and it was not handed over.
-    #[error("{layer} reads {what}, which the model did not hand over; set Shared::{field}")]
-    NotShared {
-        /// The layer's name in recipes.
-        layer: &'static str,
-        /// What is missing.
-        what: &'static str,
-        /// Where it belongs.
-        field: &'static str,
     },
     /// Four choices of a rule that have no learning-retaining step together.
     #[error(

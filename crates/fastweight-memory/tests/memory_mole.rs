@@ -366,10 +366,10 @@ fn what_does_not_fit_is_refused_with_a_reason() {
     for (name, config) in configs() {
         let mixer = build(&config, &device);
         let (what, field) = match name.contains("tables") {
-            true => ("the tokens", "tokens"),
-            false => ("the vectors of the tokens", "embedded"),
+            true => ("token ids", "tokens"),
+            false => ("the tokens' vectors", "embedded"),
         };
-        let missing = MemoryError::NotShared { layer: "mole", what, field };
+        let missing = MemoryError::Missing { layer: "mole", what, field };
         assert_eq!(refused(&mixer, at, &Shared::default()), missing, "{name}");
         for (x, shared) in [([2, 3, WIDTH + 1], &whole), (at, &shared([2, 4], 1, &device))] {
             let error = refused(&mixer, x, shared);

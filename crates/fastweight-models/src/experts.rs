@@ -1,6 +1,6 @@
 //! Lookup experts of a model: as networks, as tables, and the bytes that either form reads.
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use fastweight_memory::ChannelMixerConfig;
 use fastweight_memory::channel::{ExpertBytes, MoleConfig};
 
@@ -95,8 +95,12 @@ impl LanguageModel {
     /// Those of [`ModelConfig::with_tables`].
     pub fn export_tables(&self) -> Result<Self, ModelError> {
         let config = self.config.with_tables()?;
+        // Every token of the vocabulary, as the first block reads it.
+        let device = self.embedding.weight.val().device();
+        let all = Tensor::arange(0..config.vocab as i64, &device).unsqueeze_dim::<2>(0);
+        let vectors = self.embed(all)?.0.squeeze_dim::<2>(0);
         let tables = |(layer, block): (usize, &Block)| {
-            let mlp = block.mlp.to_tables(self.embedding.weight.val());
+            let mlp = block.mlp.to_tables(vectors.clone());
             let mlp = mlp.map_err(|source| ModelError::Layer { layer, source })?;
             Ok::<_, ModelError>(Block { mlp, ..block.clone() })
         };

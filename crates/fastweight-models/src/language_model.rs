@@ -89,9 +89,8 @@ impl LanguageModel {
                 state.layers.into_iter().map(Some).collect()
             }
         };
-        let mut x = embedding(self.embedding.weight.val(), tokens.clone());
+        let (mut x, mut shared) = self.embed(tokens)?;
         let mut layers = Vec::with_capacity(self.blocks.len());
-        let mut shared = Shared { tokens: Some(tokens), embedded: Some(x.clone()), ..Shared::default() };
         for (layer, (block, state)) in self.blocks.iter().zip(states).enumerate() {
             let (y, state) =
                 block.forward(x, state, offsets, &mut shared).map_err(|e| layer_error(layer, e))?;
@@ -121,10 +120,9 @@ impl LanguageModel {
         let tokens = tokens.unsqueeze_dim::<2>(1);
         self.check_tokens(&tokens)?;
         self.check_state(&state)?;
-        let embedded = embedding(self.embedding.weight.val(), tokens.clone());
-        let mut x = embedded.clone().squeeze_dim::<2>(1);
+        let (embedded, mut shared) = self.embed(tokens)?;
+        let mut x = embedded.squeeze_dim::<2>(1);
         let mut layers = Vec::with_capacity(self.blocks.len());
-        let mut shared = Shared { tokens: Some(tokens), embedded: Some(embedded), ..Shared::default() };
         for (layer, (block, state)) in self.blocks.iter().zip(state.layers).enumerate() {
             let (y, state) = block.step(x, state, &mut shared).map_err(|e| layer_error(layer, e))?;
             x = y;
@@ -136,6 +134,16 @@ impl LanguageModel {
     /// The state of `batch` sequences before their first token.
     pub fn zero_state(&self, batch: usize, device: &Device) -> ModelState {
         ModelState { layers: self.blocks.iter().map(|block| block.zero_state(batch, device)).collect() }
+    }
+
+    /// What the first block reads of `tokens [B, T]`, which are not checked, and what all blocks share.
+    ///
+    /// # Errors
+    /// An operator of the model that refuses its arguments.
+    pub fn embed(&self, tokens: Tensor<2, Int>) -> Result<(Tensor<3>, Shared), ModelError> {
+        let x = embedding(self.embedding.weight.val(), tokens.clone());
+        let shared = Shared { tokens: Some(tokens), embedded: Some(x.clone()), ..Shared::default() };
+        Ok((x, shared))
     }
 
     /// Tokens must be one row and one column at least, and inside the vocabulary. Their values are read on the

@@ -1,8 +1,7 @@
 //! Where a value that is not finite comes from.
 
-use burn::tensor::module::embedding;
 use burn::tensor::{Int, Tensor, TensorData};
-use fastweight_memory::{MemoryError, Shared, parameters};
+use fastweight_memory::{MemoryError, parameters};
 use fastweight_models::{LanguageModel, ModelError};
 use fastweight_ops::OpError;
 
@@ -13,8 +12,7 @@ pub(crate) fn first_non_finite(model: &LanguageModel, tokens: Tensor<2, Int>) ->
     if let Some(name) = broken_parameter(model) {
         return Ok(format!("the parameter {name}"));
     }
-    let mut x = embedding(model.embedding.weight.val(), tokens.clone());
-    let mut shared = Shared { tokens: Some(tokens), embedded: Some(x.clone()), ..Shared::default() };
+    let (mut x, mut shared) = model.embed(tokens)?;
     for (layer, block) in model.blocks.iter().enumerate() {
         let normed = block.mixer_norm.forward(x.clone()).map_err(MemoryError::from)?;
         let mixed = match block.mixer.forward_shared(normed, None, None, &mut shared.clone()) {

@@ -63,7 +63,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     table.add_rows(experts.rows(bytes));
     output::line(format_args!(
         "{}, seed {}, step {}: lookup experts as tables in {}\n{table}\n\
-         A token reads {} times less of the experts; router, shared map and embedding are read as before.",
+         A token reads {} times less of the experts; what it reads of the rest of the model stays the same.",
         state.name,
         state.seed,
         state.step,

@@ -22,8 +22,8 @@ const TRAINED_PARAMETER: f64 = 16.0;
 const SAVED_PARAMETER: f64 = 36.0;
 /// The same while a checkpoint is read: weight and moments, the file they come from, and the model.
 const LOADED_PARAMETER: f64 = 24.0;
-/// The same while a checkpoint without moments is read: the file, its weights, and the model.
-const STORED_PARAMETER: f64 = 12.0;
+/// The same while a checkpoint without moments is read: the file, and the weights that become the model's.
+const STORED_PARAMETER: f64 = 8.0;
 /// Bytes of a number of a table while it is exported: in the model, copied and encoded.
 const EXPORTED_NUMBER: f64 = 12.0;
 /// Bytes of a byte of text: the text, and its tokens in 32 bits.

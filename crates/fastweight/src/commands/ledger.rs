@@ -157,6 +157,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
 fn find(name: &str) -> Result<Vec<(String, ModelConfig)>, CommandError> {
     let path = Path::new(name);
     if path.is_dir() {
+        limits::check_loading(path)?;
         let found = if path.join(checkpoint::STATE).is_file() {
             checkpoint::load(path)
         } else {

@@ -140,6 +140,16 @@ fn recipes_with_impossible_experts_are_shown_at_their_line() {
     assert!(!folder.path("out").exists(), "nothing was begun");
 }
 
+#[test]
+fn a_training_that_diverges_names_step_and_place() {
+    let folder = Folder::new();
+    let text = format!("{}{CHANNEL}\n", recipes::text(20)).replacen("1e-2", "1e30", 1);
+    let recipe = folder.write("hot.toml", text);
+    let data = folder.write("data.txt", "to be or not to be that is the question ".repeat(40));
+    let args = ["train", &recipe, "--data", &data, "--out", &folder.arg("out")];
+    run(&args).refused(1, &["stopped at step", "not finite (first seen in", "learning rate"]);
+}
+
 /// Killed at any moment, the folder holds a whole export or none, and the same command finishes it.
 #[test]
 fn a_killed_export_leaves_a_whole_model_or_none() {
@@ -186,6 +196,7 @@ fn tables_that_no_memory_holds_are_refused() {
         let words = ["GiB", "tables of the lookup experts", "left", "the number of experts smaller"];
         if tables {
             run(&["eval", &out]).refused(2, &[&["loading"], &words[..]].concat());
+            run(&["ledger", &out]).refused(2, &[&["loading"], &words[..]].concat());
             run(&["generate", &out, "--prompt", "a"]).refused(2, &[&["loading"], &words[..]].concat());
         } else {
             let target = folder.arg("target");

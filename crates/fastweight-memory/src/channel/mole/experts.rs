@@ -39,15 +39,15 @@ pub enum Experts {
 impl Experts {
     /// The sum of all experts' outputs, `[B, T, width]`, weighed by `gates [B, T, experts]`.
     pub(super) fn forward(&self, gates: Tensor<3>, shared: &Shared) -> Result<Tensor<3>, MemoryError> {
-        let missing = |what, field| MemoryError::NotShared { layer: NAME, what, field };
+        let missing = |what, field| MemoryError::Missing { layer: NAME, what, field };
         match self {
             Self::Networks(networks) => match &shared.embedded {
                 Some(embedded) => networks.forward(gates, embedded.clone()),
-                None => Err(missing("the vectors of the tokens", "embedded")),
+                None => Err(missing("the tokens' vectors", "embedded")),
             },
             Self::Tables(tables) => match &shared.tokens {
                 Some(tokens) => tables.forward(gates, tokens.clone()),
-                None => Err(missing("the tokens", "tokens")),
+                None => Err(missing("token ids", "tokens")),
             },
         }
     }
