@@ -5,8 +5,9 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Int, Tensor, TensorData};
 use common::{device, losses, open, weights};
+use fastweight_memory::parameters;
 use fastweight_train::checkpoint::{self, CHECKPOINTS, CheckpointError, OPTIMIZER, STATE, WEIGHTS};
 use fastweight_train::evaluate;
 use fastweight_train::export::{Exported, export};
@@ -71,6 +72,29 @@ fn thirty_steps_of_either_form_are_finite() {
         let losses: Vec<f64> = losses(&mut trainer, 30).into_iter().map(f64::from_bits).collect();
         assert!(losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
         assert!(losses[25..].iter().sum::<f64>() < losses[..5].iter().sum::<f64>(), "{losses:?}");
+    }
+}
+
+/// The search for the cause goes through the model as the model itself does.
+#[test]
+fn a_model_whose_experts_overflow_is_named() {
+    let recipe = recipe(1, &[]);
+    let (task, model) = open(&recipe);
+    let model = model.config.init(1, &device()).unwrap();
+    let values = parameters::export(&model);
+    let model = parameters::import(model, |info| {
+        let (_, data) = values.iter().find(|(name, _)| *name == info.name)?;
+        let large = info.name.starts_with("blocks.1.mlp.experts.networks");
+        let values = || TensorData::new(vec![1e25f32; data.num_elements()], info.shape.clone());
+        Some(if large { values() } else { data.clone() })
+    });
+    let model = model.unwrap();
+    for model in [model.export_tables().unwrap(), model] {
+        let error = evaluate::score(&model, &task, 1).unwrap_err();
+        let TrainError::NonFinite { place, .. } = &error else { panic!("{error}") };
+        let table = model.config().experts().unwrap()[0].are_tables;
+        let cause = if table { "blocks.1.mlp.experts.table" } else { "the MLP of layer 1" };
+        assert!(place.contains(cause), "{place}");
     }
 }
 
