@@ -45,12 +45,13 @@ fn step_size_bias(heads: usize, smallest: f64, largest: f64) -> Vec<f32> {
 
 /// Draws every float parameter of `module` that has no value yet and gives each it an identity that depends on its name only.
 ///
-/// `layers` is the depth of the model: maps that write to the residual stream (`o`, `down`) are divided by
+/// `layers` is the depth of the model: maps that write to the residual stream (`o`, `down`, `value`) are divided by
 /// `sqrt(2 * layers)`. What a parameter is follows from its name:
 ///
 /// | name | value |
 /// |---|---|
 /// | `embedding.weight`, `head.weight` | normal, standard deviation 0.02 |
+/// | `key.weight` of RWKV-7's channel mix | uniform in `+-0.5 / sqrt(inputs)` |
 /// | other matrices | normal, standard deviation `1 / sqrt(inputs)` |
 /// | `start`, `start_in`, `start_out` (`[heads, inputs, outputs]`) | normal, standard deviation `1 / sqrt(inputs)` |
 /// | `conv` | uniform in `+-1 / sqrt(width)` |
@@ -119,8 +120,12 @@ fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
             fill(&mut |s| std * s.normal())
         }
         (_, "embedding" | "head") => fill(&mut |s| EMBEDDING_STD * s.normal()),
+        ("weight", "key") => {
+            let bound = 0.5 / (shape[0] as f64).sqrt();
+            fill(&mut |s| bound * (2.0 * s.uniform() - 1.0))
+        }
         (_, parent) => {
-            let residual = if matches!(parent, "o" | "down") { 2.0 * layers as f64 } else { 1.0 };
+            let residual = if matches!(parent, "o" | "down" | "value") { 2.0 * layers as f64 } else { 1.0 };
             let std = 1.0 / (shape[0] as f64 * residual).sqrt();
             fill(&mut |s| std * s.normal())
         }
@@ -144,6 +149,8 @@ fn rwkv7_start(name: &str, shape: &[usize], layers: usize) -> Option<Vec<f32>> {
         ("r" | "g", "shift") => over(&|part| 1.0 - part.powf(0.2 * left)),
         ("w" | "a", "shift") => over(&|part| 1.0 - part.powf(0.9 * left)),
         ("k" | "v", "shift") => over(&|part| 1.0 - part.powf(0.7 * left)),
+        // The channel mix has one, of its own slope.
+        ("shift", _) => over(&|part| 1.0 - part.powf(left.powi(4))),
         ("start", "decay") => over(&|part| 5.0 * part.powf(0.85 + ratio.sqrt()) - 5.5),
         ("start", "rate") => over(&|part| 0.4 * (part - 0.5) - 0.19),
         ("start", "first_value") => over(&|part| 0.73 - 0.4 * (part - 0.5)),

@@ -26,7 +26,7 @@ pub mod rule;
 mod state;
 mod token_shift;
 
-pub use channel::{ChannelMixer, ChannelMixerConfig, ChannelState, SwiGlu};
+pub use channel::{ChannelMixer, ChannelMixerConfig, ChannelState, Rwkv7ChannelMix, SwiGlu};
 pub use config::MixerConfig;
 pub use context::{LayerContext, MOST_HEAD_CHANNELS, MOST_LAYERS, MOST_WIDTH};
 pub use error::MemoryError;

@@ -4,7 +4,7 @@ use burn::tensor::Device;
 use serde::de::Deserializer;
 use serde::{Deserialize, Serialize};
 
-use super::{ChannelMixer, SwiGluConfig};
+use super::{ChannelMixer, Rwkv7ChannelMixConfig, SwiGluConfig};
 use crate::choice::{self, Choice, Options};
 use crate::context::setting_error;
 use crate::init::initialise;
@@ -22,11 +22,14 @@ pub enum ChannelMixerConfig {
     /// `swiglu`: a gated map on each token.
     #[serde(rename = "swiglu")]
     SwiGlu(SwiGluConfig),
+    /// `rwkv7_channel_mix`: a squared ReLU over a token mixed with the one before.
+    #[serde(rename = "rwkv7_channel_mix")]
+    Rwkv7ChannelMix(Rwkv7ChannelMixConfig),
 }
 
 macro_rules! each {
     ($config:expr, $variant:ident, $inner:ident => $result:expr) => {
-        each!(@ $config, $variant, $inner, $result, SwiGlu)
+        each!(@ $config, $variant, $inner, $result, SwiGlu Rwkv7ChannelMix)
     };
     (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
         match $config {
@@ -47,7 +50,7 @@ impl Default for ChannelMixerConfig {
 
 impl ChannelMixerConfig {
     /// Names of all channel mixers, in the order of the documentation.
-    pub const NAMES: [&'static str; 1] = [SwiGluConfig::NAME];
+    pub const NAMES: [&'static str; 2] = [SwiGluConfig::NAME, Rwkv7ChannelMixConfig::NAME];
 
     /// The channel mixer of a name, with its default options.
     pub fn by_name(name: &str) -> Option<Self> {
@@ -58,6 +61,7 @@ impl ChannelMixerConfig {
     pub fn name(&self) -> &'static str {
         match self {
             Self::SwiGlu(_) => SwiGluConfig::NAME,
+            Self::Rwkv7ChannelMix(_) => Rwkv7ChannelMixConfig::NAME,
         }
     }
 
@@ -76,7 +80,7 @@ impl ChannelMixerConfig {
             hidden if hidden > MOST_HIDDEN => {
                 Err(setting_error(self.name(), "mlp_hidden", hidden, format!("at most {MOST_HIDDEN}")))
             }
-            _ => Ok(()),
+            _ => each!(self, Map, config => config.validate(ctx)),
         }
     }
 
@@ -103,10 +107,8 @@ impl ChannelMixerConfig {
     }
 
     /// Bytes of one sequence's state.
-    pub fn state_size(&self, _ctx: &LayerContext) -> StateSize {
-        match self {
-            Self::SwiGlu(_) => StateSize::default(),
-        }
+    pub fn state_size(&self, ctx: &LayerContext) -> StateSize {
+        each!(self, Map, config => config.state_size(ctx))
     }
 }
 
@@ -126,6 +128,7 @@ impl Choice for ChannelMixerConfig {
     fn with_options(name: &str, options: Options) -> Option<Result<Self, String>> {
         Some(match name {
             SwiGluConfig::NAME => choice::parse(name, options).map(Self::SwiGlu),
+            Rwkv7ChannelMixConfig::NAME => choice::parse(name, options).map(Self::Rwkv7ChannelMix),
             _ => return None,
         })
     }

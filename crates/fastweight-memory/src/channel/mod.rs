@@ -1,6 +1,7 @@
 //! Channel mixers: maps on each token between the mixers of a model.
 
 mod config;
+mod rwkv7;
 mod state;
 mod swiglu;
 
@@ -11,6 +12,7 @@ use fastweight_ops::Offsets;
 use crate::{MemoryError, Shared};
 
 pub use config::{ChannelMixerConfig, MOST_HIDDEN};
+pub use rwkv7::{Rwkv7ChannelMix, Rwkv7ChannelMixConfig};
 pub use state::ChannelState;
 pub use swiglu::{SwiGlu, SwiGluConfig};
 
@@ -19,6 +21,7 @@ pub use swiglu::{SwiGlu, SwiGluConfig};
 #[allow(missing_docs)]
 pub enum ChannelMixer {
     SwiGlu(SwiGlu),
+    Rwkv7ChannelMix(Rwkv7ChannelMix),
 }
 
 impl ChannelMixer {
@@ -32,19 +35,27 @@ impl ChannelMixer {
     pub fn forward(
         &self,
         x: Tensor<3>,
-        _state: Option<ChannelState>,
-        _offsets: Option<&Offsets>,
+        state: Option<ChannelState>,
+        offsets: Option<&Offsets>,
         _shared: &Shared,
     ) -> Result<(Tensor<3>, Option<ChannelState>), MemoryError> {
         match self {
             Self::SwiGlu(map) => Ok((map.forward(x)?, None)),
+            Self::Rwkv7ChannelMix(map) => with_state(map.forward(x, state, offsets)?),
         }
     }
 
     /// The state of `batch` sequences before their first token, if the mixer has one.
-    pub fn zero_state(&self, _batch: usize, _device: &Device) -> Option<ChannelState> {
+    pub fn zero_state(&self, batch: usize, device: &Device) -> Option<ChannelState> {
         match self {
             Self::SwiGlu(_) => None,
+            Self::Rwkv7ChannelMix(map) => Some(map.zero_state(batch, device)),
         }
     }
+}
+
+fn with_state(
+    (y, state): (Tensor<3>, ChannelState),
+) -> Result<(Tensor<3>, Option<ChannelState>), MemoryError> {
+    Ok((y, Some(state)))
 }

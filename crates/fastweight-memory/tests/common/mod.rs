@@ -2,12 +2,14 @@
 #![allow(dead_code)]
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Gradients, Tensor, TensorData};
+use burn::tensor::module::embedding;
+use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use fastweight_memory::parameters::{PathTracker, export, import};
-use fastweight_memory::{LayerContext, Mixer, MixerConfig, MixerState, State};
+use fastweight_memory::{LayerContext, Mixer, MixerConfig, MixerState, Shared, State};
 
 pub const WIDTH: usize = 12;
 pub const CHUNK: usize = 32;
+pub const VOCAB: usize = 11;
 
 /// Two heads with K = 6 and V = 5, or K = V = 6 for a layer that needs it; second of three layers.
 pub fn context(config: &MixerConfig) -> LayerContext {
@@ -60,6 +62,26 @@ pub fn mixers() -> Vec<(&'static str, MixerConfig)> {
 
 pub fn build(config: &MixerConfig, device: &Device) -> Mixer {
     config.init(&context(config), device).unwrap()
+}
+
+/// Ids that depend on the input of each token only, so that they go with it however it is cut, packed or batched.
+pub fn tokens(x: &Tensor<3>) -> Tensor<2, Int> {
+    let [batch, time, width] = x.dims();
+    let id = |token: &[f32]| (token[0].abs() * 1e4) as i64 % VOCAB as i64;
+    let ids: Vec<i64> = values(x).chunks(width).map(id).collect();
+    Tensor::from_data(TensorData::new(ids, [batch, time]), &x.device())
+}
+
+/// What a model with these tokens shares with its layers.
+pub fn shared(x: &Tensor<3>) -> Shared {
+    let tokens = tokens(x);
+    let embedded = embedding(input([VOCAB, x.dims()[2]], 77, &x.device()), tokens.clone());
+    Shared {
+        tokens: Some(tokens),
+        embedded: Some(embedded),
+        residual: Some(x.clone() * 1.5),
+        ..Shared::default()
+    }
 }
 
 /// Numbers in (-1, 1) that depend on the seed only.
