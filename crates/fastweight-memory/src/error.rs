@@ -30,6 +30,18 @@ pub enum MemoryError {
         /// The shape that was expected.
         expected: String,
     },
+    /// A layer needs more than its input, and it was not handed over.
+    #[error(
+        "{layer}: {what} are missing; a language model hands them to its layers, and a layer that stands alone takes them from Shared::{field} (forward_shared, step_shared)"
+    )]
+    Missing {
+        /// The layer's name in recipes.
+        layer: &'static str,
+        /// What it needs, in words.
+        what: &'static str,
+        /// The field of `Shared` that holds it.
+        field: &'static str,
+    },
     /// A state of another kind of layer was handed over.
     #[error(
         "a {found} state was given to a layer that carries a {expected} state; use the state this layer returned or its zero_state"

@@ -30,7 +30,8 @@ fn maps() -> Vec<(String, ChannelMixerConfig, LayerContext)> {
     maps
 }
 
-const VARIANTS: [&str; 0] = [];
+const VARIANTS: [&str; 2] =
+    ["kind = 'deep_embed'\ninside = 'rwkv7_channel_mix'", "kind = 'rwkv7_deep_embed'\nrank = 3"];
 
 type Read = (Tensor<3>, Option<ChannelState>);
 
@@ -57,6 +58,41 @@ fn assert_states(what: &str, found: &Option<ChannelState>, expected: &Option<Cha
         assert_eq!((name, found.shape()), (&other, expected.shape()), "{what}");
         let [found, expected] = [found, &expected].map(|data| data.iter::<f32>().collect::<Vec<_>>());
         assert_close(&format!("{what}: {name}"), &found, &expected, TOLERANCE);
+    }
+}
+
+#[test]
+fn a_name_or_a_table_names_a_channel_mixer() {
+    #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+    struct Recipe {
+        map: ChannelMixerConfig,
+    }
+    for name in ChannelMixerConfig::NAMES {
+        let short: Recipe = toml::from_str(&format!("map = {name:?}")).unwrap();
+        let long: Recipe = toml::from_str(&format!("map = {{ kind = {name:?} }}")).unwrap();
+        assert_eq!((short.map.name(), &short), (name, &long));
+        assert_eq!(short, toml::from_str(&toml::to_string(&short).unwrap()).unwrap());
+        assert_eq!(short, serde_json::from_str(&serde_json::to_string(&short).unwrap()).unwrap());
+    }
+    for (recipe, words) in [
+        ("map = 'swiglo'", "did you mean \"swiglu\""),
+        ("map = { kind = 'rwkv7_deep_embed', rnk = 3 }", "did you mean \"rank\""),
+        ("map = { kind = 'deep_embed', inside = 'mlp' }", "inside of deep_embed"),
+    ] {
+        let message = toml::from_str::<Recipe>(recipe).unwrap_err().to_string();
+        assert!(message.contains(words), "{recipe}: {message}");
+    }
+    for (recipe, vocab, words) in [
+        ("kind = 'rwkv7_deep_embed'\nrank = 0", VOCAB, "rank is 0"),
+        ("kind = 'rwkv7_deep_embed'\nrank = 9000000000000000000", VOCAB, "1 to 1024"),
+        ("kind = 'rwkv7_deep_embed'", 0, "rwkv7_deep_embed: vocab is 0"),
+        ("kind = 'deep_embed'", 0, "deep_embed: vocab is 0"),
+    ] {
+        let config: ChannelMixerConfig = toml::from_str(recipe).unwrap();
+        let ctx = LayerContext { vocab, ..place() };
+        let message = config.validate(&ctx).unwrap_err().to_string();
+        assert!(message.contains(words), "{recipe}: {message}");
+        let _no_overflow = config.parameter_count(&ctx);
     }
 }
 

@@ -2,11 +2,11 @@
 
 use burn::module::{Module, Param};
 use burn::nn::Linear;
-use burn::tensor::module::{embedding, linear as affine};
+use burn::tensor::module::linear as affine;
 use burn::tensor::{Device, Int, Tensor};
 use fastweight_memory::init::placeholder;
 use fastweight_memory::parameters::{self, ParameterInfo};
-use fastweight_memory::{MemoryError, RmsNorm, Shared, State};
+use fastweight_memory::{MemoryError, Norm, Shared, State, TokenVectors};
 use fastweight_ops::{Offsets, is_flex};
 
 use crate::{Block, ModelConfig, ModelError, ModelState};
@@ -33,10 +33,12 @@ impl Embedding {
 pub struct LanguageModel {
     /// Vectors of the tokens; the output head too when the head is tied.
     pub embedding: Embedding,
+    /// Normalisation of the embeddings before the first block, if the model has one.
+    pub embedding_norm: Option<Norm>,
     /// The blocks, first to last.
     pub blocks: Vec<Block>,
     /// Normalisation before the head.
-    pub norm: RmsNorm,
+    pub norm: Norm,
     /// The output head, `[width, vocab]`, unless it is tied to the embedding.
     pub head: Option<Linear>,
     #[module(skip)]
@@ -89,9 +91,8 @@ impl LanguageModel {
                 state.layers.into_iter().map(Some).collect()
             }
         };
-        let mut x = embedding(self.embedding.weight.val(), tokens.clone());
+        let (mut x, mut shared) = self.embed(tokens)?;
         let mut layers = Vec::with_capacity(self.blocks.len());
-        let mut shared = Shared { tokens: Some(tokens), embedded: Some(x.clone()), ..Shared::default() };
         for (layer, (block, state)) in self.blocks.iter().zip(states).enumerate() {
             let (y, state) =
                 block.forward(x, state, offsets, &mut shared).map_err(|e| layer_error(layer, e))?;
@@ -121,10 +122,9 @@ impl LanguageModel {
         let tokens = tokens.unsqueeze_dim::<2>(1);
         self.check_tokens(&tokens)?;
         self.check_state(&state)?;
-        let embedded = embedding(self.embedding.weight.val(), tokens.clone());
-        let mut x = embedded.clone().squeeze_dim::<2>(1);
+        let (embedded, mut shared) = self.embed(tokens)?;
+        let mut x = embedded.squeeze_dim::<2>(1);
         let mut layers = Vec::with_capacity(self.blocks.len());
-        let mut shared = Shared { tokens: Some(tokens), embedded: Some(embedded), ..Shared::default() };
         for (layer, (block, state)) in self.blocks.iter().zip(state.layers).enumerate() {
             let (y, state) = block.step(x, state, &mut shared).map_err(|e| layer_error(layer, e))?;
             x = y;
@@ -136,6 +136,20 @@ impl LanguageModel {
     /// The state of `batch` sequences before their first token.
     pub fn zero_state(&self, batch: usize, device: &Device) -> ModelState {
         ModelState { layers: self.blocks.iter().map(|block| block.zero_state(batch, device)).collect() }
+    }
+
+    /// What the first block reads of `tokens [B, T]`, and what all blocks share.
+    fn embed(&self, tokens: Tensor<2, Int>) -> Result<(Tensor<3>, Shared), ModelError> {
+        let vectors = TokenVectors { weight: self.embedding.weight.val(), norm: self.embedding_norm.clone() };
+        let x = vectors.of(tokens.clone())?;
+        let shared = Shared {
+            first_value: None,
+            tokens: Some(tokens),
+            embedded: Some(x.clone()),
+            residual: None,
+            vectors: Some(vectors),
+        };
+        Ok((x, shared))
     }
 
     /// Tokens must be one row and one column at least, and inside the vocabulary. Their values are read on the

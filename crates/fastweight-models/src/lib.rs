@@ -20,4 +20,4 @@ pub use ledger::{LayerBytes, StateBytes};
 pub use state::{LayerState, ModelState};
 
 pub use fastweight_memory::parameters::{ParameterGroup, ParameterInfo};
-pub use fastweight_memory::{ChannelMixerConfig, MixerConfig, State};
+pub use fastweight_memory::{ChannelMixerConfig, MixerConfig, NormKind, State};

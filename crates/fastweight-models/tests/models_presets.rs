@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use fastweight_models::{ModelConfig, State, presets};
+use fastweight_models::{ModelConfig, NormKind, State, presets};
 
 fn tokens(device: &Device, count: usize) -> Tensor<2, Int> {
     let ids: Vec<i64> = (0..count).map(|i| (i * 37 % 256) as i64).collect();
@@ -55,6 +55,26 @@ fn hybrids_repeat_their_pattern() {
     assert_eq!(mixers, ["delta_net", "delta_net", "delta_net", "softmax_attention"]);
     let names: Vec<String> = config.state_bytes(3).layers.iter().map(|l| l.mixer.to_owned()).collect();
     assert_eq!(names, mixers);
+}
+
+#[test]
+fn the_rwkv7_series_has_its_own_maps_and_norms() {
+    for (family, mixer, map) in [
+        ("rwkv7_full", "rwkv7", "rwkv7_channel_mix"),
+        ("rwkv7_deep_embed", "rwkv7", "rwkv7_deep_embed"),
+        ("rwkv7_dea", "rwkv7_dea", "rwkv7_deep_embed"),
+    ] {
+        let config = presets::by_name(&format!("{family}-small")).unwrap();
+        assert_eq!((config.mixer(3).name(), config.channel_mixer(3).name()), (mixer, map));
+        assert_eq!((config.norm, config.embedding_norm), (NormKind::Layer, true), "{family}");
+        assert_eq!(config.mlp_hidden(), 512, "{family}");
+        assert_eq!(presets::names().iter().filter(|name| **name == format!("{family}-small")).count(), 1);
+    }
+    let plain = presets::by_name("rwkv7-small").unwrap();
+    assert_eq!((plain.norm, plain.channel_mixer(0).name()), (NormKind::Rms, "swiglu"));
+    // What is as by default is not written, so that older descriptions stay as they are.
+    let text = toml::to_string(&plain).unwrap();
+    assert!(!text.contains("norm =") && !text.contains("embedding_norm"), "{text}");
 }
 
 #[test]

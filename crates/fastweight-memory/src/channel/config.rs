@@ -4,7 +4,7 @@ use burn::tensor::Device;
 use serde::de::Deserializer;
 use serde::{Deserialize, Serialize};
 
-use super::{ChannelMixer, Rwkv7ChannelMixConfig, SwiGluConfig};
+use super::{ChannelMixer, DeepEmbedConfig, Rwkv7ChannelMixConfig, Rwkv7DeepEmbedConfig, SwiGluConfig};
 use crate::choice::{self, Choice, Options};
 use crate::context::setting_error;
 use crate::init::initialise;
@@ -25,11 +25,16 @@ pub enum ChannelMixerConfig {
     /// `rwkv7_channel_mix`: a squared ReLU over a token mixed with the one before.
     #[serde(rename = "rwkv7_channel_mix")]
     Rwkv7ChannelMix(Rwkv7ChannelMixConfig),
+    /// `deep_embed`: a feed-forward map times a vector for each token id.
+    DeepEmbed(DeepEmbedConfig),
+    /// `rwkv7_deep_embed`: the channel mix of RWKV-7, scaled inside by a matrix for each token id.
+    #[serde(rename = "rwkv7_deep_embed")]
+    Rwkv7DeepEmbed(Rwkv7DeepEmbedConfig),
 }
 
 macro_rules! each {
     ($config:expr, $variant:ident, $inner:ident => $result:expr) => {
-        each!(@ $config, $variant, $inner, $result, SwiGlu Rwkv7ChannelMix)
+        each!(@ $config, $variant, $inner, $result, SwiGlu Rwkv7ChannelMix DeepEmbed Rwkv7DeepEmbed)
     };
     (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
         match $config {
@@ -50,7 +55,8 @@ impl Default for ChannelMixerConfig {
 
 impl ChannelMixerConfig {
     /// Names of all channel mixers, in the order of the documentation.
-    pub const NAMES: [&'static str; 2] = [SwiGluConfig::NAME, Rwkv7ChannelMixConfig::NAME];
+    pub const NAMES: [&'static str; 4] =
+        [SwiGluConfig::NAME, Rwkv7ChannelMixConfig::NAME, DeepEmbedConfig::NAME, Rwkv7DeepEmbedConfig::NAME];
 
     /// The channel mixer of a name, with its default options.
     pub fn by_name(name: &str) -> Option<Self> {
@@ -62,6 +68,8 @@ impl ChannelMixerConfig {
         match self {
             Self::SwiGlu(_) => SwiGluConfig::NAME,
             Self::Rwkv7ChannelMix(_) => Rwkv7ChannelMixConfig::NAME,
+            Self::DeepEmbed(_) => DeepEmbedConfig::NAME,
+            Self::Rwkv7DeepEmbed(_) => Rwkv7DeepEmbedConfig::NAME,
         }
     }
 
@@ -129,6 +137,8 @@ impl Choice for ChannelMixerConfig {
         Some(match name {
             SwiGluConfig::NAME => choice::parse(name, options).map(Self::SwiGlu),
             Rwkv7ChannelMixConfig::NAME => choice::parse(name, options).map(Self::Rwkv7ChannelMix),
+            DeepEmbedConfig::NAME => choice::parse(name, options).map(Self::DeepEmbed),
+            Rwkv7DeepEmbedConfig::NAME => choice::parse(name, options).map(Self::Rwkv7DeepEmbed),
             _ => return None,
         })
     }

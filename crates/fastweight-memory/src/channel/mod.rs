@@ -1,7 +1,9 @@
 //! Channel mixers: maps on each token between the mixers of a model.
 
 mod config;
+mod deep_embed;
 mod rwkv7;
+mod rwkv7_deep_embed;
 mod state;
 mod swiglu;
 
@@ -12,9 +14,14 @@ use fastweight_ops::Offsets;
 use crate::{MemoryError, Shared};
 
 pub use config::{ChannelMixerConfig, MOST_HIDDEN};
+pub use deep_embed::{DeepEmbed, DeepEmbedConfig, FeedForward, Inside};
 pub use rwkv7::{Rwkv7ChannelMix, Rwkv7ChannelMixConfig};
+pub use rwkv7_deep_embed::{Rwkv7DeepEmbed, Rwkv7DeepEmbedConfig};
 pub use state::ChannelState;
 pub use swiglu::{SwiGlu, SwiGluConfig};
+
+/// Most tokens that have a vector of their own in a layer.
+const MOST_VOCAB: usize = 1 << 31;
 
 /// One of the channel mixers; parameters keep the map's own names.
 #[derive(Module, Debug)]
@@ -22,6 +29,8 @@ pub use swiglu::{SwiGlu, SwiGluConfig};
 pub enum ChannelMixer {
     SwiGlu(SwiGlu),
     Rwkv7ChannelMix(Rwkv7ChannelMix),
+    DeepEmbed(DeepEmbed),
+    Rwkv7DeepEmbed(Rwkv7DeepEmbed),
 }
 
 impl ChannelMixer {
@@ -37,11 +46,13 @@ impl ChannelMixer {
         x: Tensor<3>,
         state: Option<ChannelState>,
         offsets: Option<&Offsets>,
-        _shared: &Shared,
+        shared: &Shared,
     ) -> Result<(Tensor<3>, Option<ChannelState>), MemoryError> {
         match self {
             Self::SwiGlu(map) => Ok((map.forward(x)?, None)),
             Self::Rwkv7ChannelMix(map) => with_state(map.forward(x, state, offsets)?),
+            Self::DeepEmbed(map) => map.forward(x, state, offsets, shared),
+            Self::Rwkv7DeepEmbed(map) => with_state(map.forward(x, state, offsets, shared)?),
         }
     }
 
@@ -50,6 +61,8 @@ impl ChannelMixer {
         match self {
             Self::SwiGlu(_) => None,
             Self::Rwkv7ChannelMix(map) => Some(map.zero_state(batch, device)),
+            Self::DeepEmbed(map) => map.zero_state(batch, device),
+            Self::Rwkv7DeepEmbed(map) => Some(map.zero_state(batch, device)),
         }
     }
 }
