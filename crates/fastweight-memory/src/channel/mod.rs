@@ -25,7 +25,7 @@ const MOST_VOCAB: usize = 1 << 31;
 
 /// One of the channel mixers; parameters keep the map's own names.
 #[derive(Module, Debug)]
-#[allow(missing_docs)]
+#[allow(clippy::large_enum_variant, missing_docs)]
 pub enum ChannelMixer {
     SwiGlu(SwiGlu),
     Rwkv7ChannelMix(Rwkv7ChannelMix),
