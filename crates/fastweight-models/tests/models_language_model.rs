@@ -200,6 +200,34 @@ fn parameters_have_stable_names_and_groups() {
     assert!(!model(&tied).parameters().iter().any(|info| info.name == "head.weight"));
 }
 
+/// Everything that reads the embeddings reads them after their normalisation, which takes their scale away: the blocks,
+/// DeepEmbed, and DEA at the tokens read before.
+#[test]
+fn the_scale_of_normalised_embeddings_does_not_matter() {
+    let ids = tokens(1, 20, 3);
+    for (embedding_norm, alike) in [(true, true), (false, false)] {
+        let config = ModelConfig { embedding_norm, ..presets::by_name("rwkv7_dea-tiny").unwrap() };
+        let model = model(&config);
+        let weights = export(&model);
+        let scaled = |factor: f32| {
+            let loaded = import(model.clone(), |info| {
+                let data = weights.iter().find(|(name, _)| *name == info.name)?.1.clone();
+                let factor = if info.name == "embedding.weight" { factor } else { 1.0 };
+                let values: Vec<f32> = data.iter::<f32>().map(|v| v * factor).collect();
+                Some(TensorData::new(values, info.shape.clone()))
+            });
+            loaded.unwrap()
+        };
+        let read = |model: &LanguageModel| {
+            let (_, state) = model.forward(ids.clone().narrow(1, 0, 12), None, None).unwrap();
+            values(&model.forward(ids.clone().narrow(1, 12, 8), Some(state), None).unwrap().0)
+        };
+        let (a, b) = (read(&scaled(50.0)), read(&scaled(500.0)));
+        let apart = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert_eq!(apart < 1e-3, alike, "normalised: {embedding_norm}, {apart} apart");
+    }
+}
+
 #[test]
 fn tables_by_token_and_layer_norms_have_no_weight_decay() {
     let config = ModelConfig { layers: 1, ..presets::by_name("rwkv7_dea-tiny").unwrap() };
