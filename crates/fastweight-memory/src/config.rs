@@ -10,8 +10,8 @@ use crate::init::initialise;
 use crate::layers::{
     CombaConfig, DeltaNetConfig, DeltaProductConfig, Elu1LinearAttentionConfig, GatedDeltaNetConfig,
     GatedLinearAttentionConfig, Hgrn2Config, KimiDeltaAttentionConfig, LayerConfig, LightningAttentionConfig,
-    LinearAttentionConfig, Mamba2Config, RetNetConfig, RuleConfig, Rwkv7Config, SoftmaxAttentionConfig,
-    TitansConfig, TttLinearConfig,
+    LinearAttentionConfig, Mamba2Config, RetNetConfig, RuleConfig, Rwkv7Config, Rwkv7DeaConfig,
+    SoftmaxAttentionConfig, TitansConfig, TttLinearConfig,
 };
 use crate::{LayerContext, MemoryError, Mixer, StateSize};
 
@@ -62,13 +62,16 @@ pub enum MixerConfig {
     /// `rwkv7`: the time mix of RWKV-7.
     #[serde(rename = "rwkv7")]
     Rwkv7(Rwkv7Config),
+    /// `rwkv7_dea`: the time mix of RWKV-7 with DEA, an attention over a few numbers and the id of every token.
+    #[serde(rename = "rwkv7_dea")]
+    Rwkv7Dea(Rwkv7DeaConfig),
 }
 
 macro_rules! each {
     ($config:expr, $variant:ident, $inner:ident => $result:expr) => {
         each!(@ $config, $variant, $inner, $result, SoftmaxAttention LinearAttention Elu1LinearAttention
             RetNet LightningAttention Mamba2 DeltaNet GatedDeltaNet
-            GatedLinearAttention Hgrn2 KimiDeltaAttention Comba DeltaProduct Titans TttLinear Rule Rwkv7)
+            GatedLinearAttention Hgrn2 KimiDeltaAttention Comba DeltaProduct Titans TttLinear Rule Rwkv7 Rwkv7Dea)
     };
     (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
         match $config {
@@ -83,7 +86,7 @@ macro_rules! each {
 
 impl MixerConfig {
     /// Names of all mixers, in the order of the documentation.
-    pub const NAMES: [&'static str; 17] = [
+    pub const NAMES: [&'static str; 18] = [
         SoftmaxAttentionConfig::NAME,
         LinearAttentionConfig::NAME,
         Elu1LinearAttentionConfig::NAME,
@@ -101,6 +104,7 @@ impl MixerConfig {
         TttLinearConfig::NAME,
         RuleConfig::NAME,
         Rwkv7Config::NAME,
+        Rwkv7DeaConfig::NAME,
     ];
 
     /// The mixer of a name, with its default options.
@@ -121,7 +125,7 @@ impl MixerConfig {
         each!(self, Layer, config => config.conv_width())
     }
 
-    /// Whether a session's state grows with every token read: softmax attention without a window.
+    /// Whether a session's state grows with every token read: softmax attention without a window, and DEA.
     pub fn state_grows(&self) -> bool {
         each!(self, Layer, config => config.state_grows())
     }
@@ -179,6 +183,8 @@ impl MixerConfig {
             Self::Rule(config) => config.rule.validate().is_ok(),
             Self::DeltaProduct(config) => config.validate_steps().is_ok(),
             Self::GatedLinearAttention(config) => config.validate_rank().is_ok(),
+            Self::Rwkv7(config) => config.validate_ranks(self.name(), ctx.width).is_ok(),
+            Self::Rwkv7Dea(config) => config.validate_sizes(ctx.width).is_ok(),
             _ => true,
         };
         known
@@ -216,6 +222,7 @@ impl Choice for MixerConfig {
             DeltaNetConfig::NAME => parse(options).map(Self::DeltaNet),
             GatedDeltaNetConfig::NAME => parse(options).map(Self::GatedDeltaNet),
             Rwkv7Config::NAME => parse(options).map(Self::Rwkv7),
+            Rwkv7DeaConfig::NAME => parse(options).map(Self::Rwkv7Dea),
             GatedLinearAttentionConfig::NAME => parse(options).map(Self::GatedLinearAttention),
             Hgrn2Config::NAME => parse(options).map(Self::Hgrn2),
             KimiDeltaAttentionConfig::NAME => parse(options).map(Self::KimiDeltaAttention),

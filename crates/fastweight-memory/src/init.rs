@@ -45,12 +45,13 @@ fn step_size_bias(heads: usize, smallest: f64, largest: f64) -> Vec<f32> {
 
 /// Draws every float parameter of `module` that has no value yet and gives each it an identity that depends on its name only.
 ///
-/// `layers` is the depth of the model: maps that write to the residual stream (`o`, `down`) are divided by
+/// `layers` is the depth of the model: maps that write to the residual stream (`o`, `down`, `value`) are divided by
 /// `sqrt(2 * layers)`. What a parameter is follows from its name:
 ///
 /// | name | value |
 /// |---|---|
 /// | `embedding.weight`, `head.weight`, `table` | normal, standard deviation 0.02 |
+/// | `key.weight` of RWKV-7's channel mix | uniform in `+-0.5 / sqrt(inputs)` |
 /// | other matrices | normal, standard deviation `1 / sqrt(inputs)` |
 /// | `start`, `start_in`, `start_out` (`[heads, inputs, outputs]`) | normal, standard deviation `1 / sqrt(inputs)` |
 /// | `conv` | uniform in `+-1 / sqrt(width)` |
@@ -59,8 +60,11 @@ fn step_size_bias(heads: usize, smallest: f64, largest: f64) -> Vec<f32> {
 /// | `decay_bias` | even over (0, 4], the largest first: `logsigmoid(b) / 16` remembers 900 to 23 tokens |
 /// | `start_bias`, `ln_bias` | normal, standard deviation 0.02 |
 /// | `d` | 0.02 |
-/// | norms, `ln_weight`, `d_skip`, `b_logit` | 1 |
-/// | RWKV-7's `shift`, `start`, `removal`, `replacement`, `bonus`, `lora_a`, `lora_b`, `norm_shift` | as RWKV-LM starts them, see `rwkv7_start` |
+/// | norms, `ln_weight`, `d_skip`, `b_logit`, `token_table` | 1 |
+/// | `bias` of a layer normalisation | 0 |
+/// | `maps.token_table` of DeepEmbed | normal, standard deviation 0.02 |
+/// | `lora_a`, `lora_b`, `from_embedding` | normal, standard deviation `0.1 / sqrt(larger side)` |
+/// | RWKV-7's `shift`, `start`, `removal`, `replacement`, `bonus`, `norm_shift` | as RWKV-LM starts them, see `rwkv7_start` |
 ///
 /// The decays are spread over the heads, slowest first, where the papers draw them at random: a layer of one
 /// or two heads would otherwise often start without a long memory and need many more steps to find one.
@@ -108,9 +112,11 @@ fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
         }
         ("start_bias" | "ln_bias", _) => fill(&mut |s| EMBEDDING_STD * s.normal()),
         ("d", _) => vec![0.02; count],
-        ("ln_weight", _) => vec![1.0; count],
+        ("bias", _) => vec![0.0; count],
+        ("token_table", "maps") => fill(&mut |s| EMBEDDING_STD * s.normal()),
+        ("ln_weight" | "token_table", _) => vec![1.0; count],
         _ if shape.len() == 1 => vec![1.0; count],
-        ("lora_a" | "lora_b", _) => {
+        ("lora_a" | "lora_b" | "from_embedding", _) => {
             let std = 0.1 / (shape[0].max(shape[1]) as f64).sqrt();
             fill(&mut |s| std * s.normal())
         }
@@ -119,8 +125,12 @@ fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
             fill(&mut |s| std * s.normal())
         }
         ("table", _) | (_, "embedding" | "head") => fill(&mut |s| EMBEDDING_STD * s.normal()),
+        ("weight", "key") => {
+            let bound = 0.5 / (shape[0] as f64).sqrt();
+            fill(&mut |s| bound * (2.0 * s.uniform() - 1.0))
+        }
         (_, parent) => {
-            let residual = if matches!(parent, "o" | "down") { 2.0 * layers as f64 } else { 1.0 };
+            let residual = if matches!(parent, "o" | "down" | "value") { 2.0 * layers as f64 } else { 1.0 };
             let std = 1.0 / (shape[0] as f64 * residual).sqrt();
             fill(&mut |s| std * s.normal())
         }
@@ -141,9 +151,11 @@ fn rwkv7_start(name: &str, shape: &[usize], layers: usize) -> Option<Vec<f32>> {
     let last = count.saturating_sub(1).max(1) as f64;
     let over = |of: &dyn Fn(f64) -> f64| Some((0..count).map(|i| of(i as f64 / last) as f32).collect());
     match (leaf, parent) {
-        ("r" | "g", "shift") => over(&|part| 1.0 - part.powf(0.2 * left)),
+        ("r" | "g" | "q", "shift") => over(&|part| 1.0 - part.powf(0.2 * left)),
         ("w" | "a", "shift") => over(&|part| 1.0 - part.powf(0.9 * left)),
         ("k" | "v", "shift") => over(&|part| 1.0 - part.powf(0.7 * left)),
+        // The channel mix has one, of its own slope.
+        ("shift", _) => over(&|part| 1.0 - part.powf(left.powi(4))),
         ("start", "decay") => over(&|part| 5.0 * part.powf(0.85 + ratio.sqrt()) - 5.5),
         ("start", "rate") => over(&|part| 0.4 * (part - 0.5) - 0.19),
         ("start", "first_value") => over(&|part| 0.73 - 0.4 * (part - 0.5)),

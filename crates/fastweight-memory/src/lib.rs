@@ -19,21 +19,27 @@ pub mod init;
 pub mod layers;
 mod mixer;
 pub mod names;
+mod norm;
 pub mod padding;
 pub mod parameters;
 mod projection;
 pub mod rule;
 mod state;
 mod token_shift;
+mod token_table;
 
-pub use channel::{ChannelMixer, ChannelMixerConfig, ChannelState, SwiGlu};
+pub use channel::{
+    ChannelMixer, ChannelMixerConfig, ChannelState, DeepEmbed, Rwkv7ChannelMix, Rwkv7DeepEmbed, SwiGlu,
+};
 pub use config::MixerConfig;
 pub use context::{LayerContext, MOST_HEAD_CHANNELS, MOST_LAYERS, MOST_WIDTH};
 pub use error::MemoryError;
 pub use layers::{Layer, LayerConfig};
 pub use mixer::{Mixer, Shared};
+pub use norm::{LayerNorm, Norm, NormKind};
 pub use projection::{LowRankLinear, Projection, RmsNorm, linear};
 pub use state::{
-    ConvState, KvState, MatrixState, MixerState, MomentumState, NormalisedState, RotaryState,
+    ConvState, DeaState, KvState, MatrixState, MixerState, MomentumState, NormalisedState, RotaryState,
     RuleMemoryState, ShiftedState, State, StateSize, TttMemoryState,
 };
+pub use token_table::{TokenTable, TokenVectors};

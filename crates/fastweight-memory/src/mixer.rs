@@ -7,9 +7,9 @@ use fastweight_ops::Offsets;
 use crate::layers::{
     Comba, DeltaNet, DeltaProduct, Elu1LinearAttention, GatedDeltaNet, GatedLinearAttention, Hgrn2,
     KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Mamba2, RetNet, RuleMemory, Rwkv7,
-    SoftmaxAttention, Titans, TttLinear,
+    Rwkv7Dea, SoftmaxAttention, Titans, TttLinear,
 };
-use crate::{MemoryError, MixerState};
+use crate::{MemoryError, MixerState, TokenVectors};
 
 /// What a model and its layers leave for the layers after them, at the tokens being read. Not a state: nothing of it
 /// outlives the call.
@@ -19,10 +19,12 @@ pub struct Shared {
     pub first_value: Option<Tensor<3>>,
     /// The tokens read, `[B, T]`.
     pub tokens: Option<Tensor<2, Int>>,
-    /// Their vectors, before the first block, `[B, T, width]`.
+    /// Their vectors, as the first block reads them, `[B, T, width]`.
     pub embedded: Option<Tensor<3>>,
     /// What the block at hand reads, before its normalisation, `[B, T, width]`.
     pub residual: Option<Tensor<3>>,
+    /// Vectors of any token, for layers that remember tokens.
+    pub vectors: Option<TokenVectors>,
 }
 
 /// One of the memory layers; parameters keep the layer's own names.
@@ -46,6 +48,7 @@ pub enum Mixer {
     TttLinear(TttLinear),
     Rule(RuleMemory),
     Rwkv7(Rwkv7),
+    Rwkv7Dea(Rwkv7Dea),
 }
 
 macro_rules! each {
@@ -68,6 +71,7 @@ macro_rules! each {
             Mixer::TttLinear($layer) => $result,
             Mixer::Rule($layer) => $result,
             Mixer::Rwkv7($layer) => $result,
+            Mixer::Rwkv7Dea($layer) => $result,
         }
     };
 }

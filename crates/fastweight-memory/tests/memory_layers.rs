@@ -20,11 +20,11 @@ fn stepped(mixer: &Mixer, x: &Tensor<3>, prefix: usize) -> (Tensor<3>, MixerStat
     let (mut state, mut parts) = if prefix == 0 {
         (mixer.zero_state(x.dims()[0], &x.device()), vec![])
     } else {
-        let (y, state) = mixer.forward(time(x, 0, prefix), None, None).unwrap();
+        let (y, state) = mixer.read(time(x, 0, prefix), None, None).unwrap();
         (state, vec![y])
     };
     for t in prefix..total {
-        let (y, next) = mixer.step(time(x, t, t + 1).squeeze_dim(1), state).unwrap();
+        let (y, next) = mixer.read_token(time(x, t, t + 1).squeeze_dim(1), state).unwrap();
         state = next;
         parts.push(y.unsqueeze_dim(1));
     }
@@ -38,7 +38,7 @@ fn steps_after_a_prompt_equal_one_forward() {
         let mixer = build(&config, &device);
         for prefix in [0, 1, CHUNK + 1, 2 * CHUNK + 1] {
             let x = input([2, prefix + 64, WIDTH], 1, &device);
-            let (whole, end) = mixer.forward(x.clone(), None, None).unwrap();
+            let (whole, end) = mixer.read(x.clone(), None, None).unwrap();
             let (steps, state) = stepped(&mixer, &x, prefix);
             let what = format!("{name}, {prefix} tokens then steps");
             assert_close(&what, &values(&steps), &values(&whole), TOLERANCE);
@@ -53,10 +53,10 @@ fn a_split_forward_equals_the_whole() {
     for (name, config) in mixers() {
         let mixer = build(&config, &device);
         let x = input([2, 70, WIDTH], 2, &device);
-        let (whole, end) = mixer.forward(x.clone(), None, None).unwrap();
+        let (whole, end) = mixer.read(x.clone(), None, None).unwrap();
         for cut in [1, 2, CHUNK, CHUNK + 1, 69] {
-            let (first, state) = mixer.forward(time(&x, 0, cut), None, None).unwrap();
-            let (second, state) = mixer.forward(time(&x, cut, 70), Some(state), None).unwrap();
+            let (first, state) = mixer.read(time(&x, 0, cut), None, None).unwrap();
+            let (second, state) = mixer.read(time(&x, cut, 70), Some(state), None).unwrap();
             let what = format!("{name}, cut at {cut}");
             let both = Tensor::cat(vec![first, second], 1);
             assert_close(&what, &values(&both), &values(&whole), TOLERANCE);
@@ -75,8 +75,8 @@ fn packed_documents_equal_separate_ones() {
         let mixer = build(&config, &device);
         let x = input([1, total, WIDTH], 3, &device);
         // Documents that start empty, then documents that each continue another session.
-        let (packed, state) = mixer.forward(x.clone(), None, Some(&offsets)).unwrap();
-        let (again, state_again) = mixer.forward(x.clone(), Some(state.clone()), Some(&offsets)).unwrap();
+        let (packed, state) = mixer.read(x.clone(), None, Some(&offsets)).unwrap();
+        let (again, state_again) = mixer.read(x.clone(), Some(state.clone()), Some(&offsets)).unwrap();
         for (document, range) in offsets.ranges().enumerate() {
             let what = format!("{name}, document {document}");
             if range.is_empty() {
@@ -85,24 +85,24 @@ fn packed_documents_equal_separate_ones() {
                 continue;
             }
             let own = time(&x, range.start, range.end);
-            let (y, end) = mixer.forward(own.clone(), None, None).unwrap();
+            let (y, end) = mixer.read(own.clone(), None, None).unwrap();
             assert_close(&what, &values(&time(&packed, range.start, range.end)), &values(&y), TOLERANCE);
             assert_states_close(&what, &state.select(&[document]).unwrap(), &end, 2e-5);
-            let (y, end) = mixer.forward(own, Some(end), None).unwrap();
+            let (y, end) = mixer.read(own, Some(end), None).unwrap();
             assert_close(&what, &values(&time(&again, range.start, range.end)), &values(&y), TOLERANCE);
             assert_states_close(&what, &state_again.select(&[document]).unwrap(), &end, 2e-5);
         }
         // Rows of different lengths go on together, token by token and in a block.
         let more = input([lengths.len(), 3, WIDTH], 4, &device);
-        let (together, end) = mixer.forward(more.clone(), Some(state.clone()), None).unwrap();
-        let (token, next) = mixer.step(time(&more, 0, 1).squeeze_dim(1), state.clone()).unwrap();
-        let (last, next) = mixer.forward(time(&more, 1, 3), Some(next), None).unwrap();
+        let (together, end) = mixer.read(more.clone(), Some(state.clone()), None).unwrap();
+        let (token, next) = mixer.read_token(time(&more, 0, 1).squeeze_dim(1), state.clone()).unwrap();
+        let (last, next) = mixer.read(time(&more, 1, 3), Some(next), None).unwrap();
         let parts = Tensor::cat(vec![token.unsqueeze_dim(1), last], 1);
         assert_close(name, &values(&parts), &values(&together), TOLERANCE);
         assert_states_close(name, &next, &end, 2e-5);
         for row in 0..lengths.len() {
             let own = more.clone().narrow(0, row, 1);
-            let (y, alone) = mixer.forward(own, Some(state.select(&[row]).unwrap()), None).unwrap();
+            let (y, alone) = mixer.read(own, Some(state.select(&[row]).unwrap()), None).unwrap();
             assert_close(name, &values(&together.clone().narrow(0, row, 1)), &values(&y), TOLERANCE);
             assert_states_close(name, &end.select(&[row]).unwrap(), &alone, 2e-5);
         }
@@ -117,8 +117,8 @@ fn a_row_does_not_see_other_rows() {
         let x = input([3, CHUNK + 2, WIDTH], 5, &device);
         let other = input([1, CHUNK + 2, WIDTH], 6, &device) * 100.0;
         let changed = x.clone().slice_assign([1..2, 0..CHUNK + 2, 0..WIDTH], other);
-        let (y, state) = mixer.forward(x, None, None).unwrap();
-        let (z, changed_state) = mixer.forward(changed, None, None).unwrap();
+        let (y, state) = mixer.read(x, None, None).unwrap();
+        let (z, changed_state) = mixer.read(changed, None, None).unwrap();
         for row in [0, 2] {
             let pick = |t: &Tensor<3>| values(&t.clone().narrow(0, row, 1));
             assert_eq!(pick(&y), pick(&z), "{name}, row {row}");
@@ -139,9 +139,9 @@ fn padding_touches_nothing() {
     for (name, config) in mixers() {
         let mixer = build(&config, &device);
         let x = input([batch, columns, WIDTH], 7, &device);
-        let start = mixer.forward(input([batch, 3, WIDTH], 8, &device), None, None).unwrap().1;
+        let start = mixer.read(input([batch, 3, WIDTH], 8, &device), None, None).unwrap().1;
         let packed = unpad(x.clone(), &padding).unwrap();
-        let (y, state) = mixer.forward(packed, Some(start.clone()), Some(padding.offsets())).unwrap();
+        let (y, state) = mixer.read(packed, Some(start.clone()), Some(padding.offsets())).unwrap();
         let y = repad(y, &padding).unwrap();
         for row in 0..batch {
             let real: Vec<usize> = (0..columns).filter(|t| mask[row * columns + t]).collect();
@@ -152,7 +152,7 @@ fn padding_touches_nothing() {
                 assert_states_close(&what, &state.select(&[row]).unwrap(), &alone_start, 0.0);
             } else {
                 let own = Tensor::cat(real.iter().map(|i| column(&x, *i)).collect(), 1);
-                let (expected, end) = mixer.forward(own, Some(alone_start), None).unwrap();
+                let (expected, end) = mixer.read(own, Some(alone_start), None).unwrap();
                 let found = Tensor::cat(real.iter().map(|i| column(&y, *i)).collect(), 1);
                 assert_close(&what, &values(&found), &values(&expected), TOLERANCE);
                 assert_states_close(&what, &state.select(&[row]).unwrap(), &end, 2e-5);
@@ -175,16 +175,16 @@ fn inputs_that_do_not_fit_are_refused_with_a_reason() {
         let result: Result<(Tensor<3>, MixerState), _> = result;
         result.unwrap_err().to_string()
     };
-    assert!(message(mixer.forward(x([1, 4, WIDTH + 1]), None, None)).contains("[batch, time, 12]"));
-    assert!(message(mixer.forward(x([1, 0, WIDTH]), None, None)).contains("one token"));
+    assert!(message(mixer.read(x([1, 4, WIDTH + 1]), None, None)).contains("[batch, time, 12]"));
+    assert!(message(mixer.read(x([1, 0, WIDTH]), None, None)).contains("one token"));
     let state = mixer.zero_state(2, &device);
-    assert!(message(mixer.forward(x([3, 4, WIDTH]), Some(state), None)).contains("holds 2 sequences"));
+    assert!(message(mixer.read(x([3, 4, WIDTH]), Some(state), None)).contains("holds 2 sequences"));
     let state = attention.zero_state(1, &device);
-    assert!(message(mixer.forward(x([1, 4, WIDTH]), Some(state), None)).contains("key-value state"));
+    assert!(message(mixer.read(x([1, 4, WIDTH]), Some(state), None)).contains("key-value state"));
     let offsets = Offsets::from_lengths(&[2, 2]);
-    assert!(message(mixer.forward(x([2, 4, WIDTH]), None, Some(&offsets))).contains("2 rows"));
-    assert!(message(mixer.forward(x([1, 5, WIDTH]), None, Some(&offsets))).contains("end at 5"));
-    let wrong = mixer.step(Tensor::zeros([2, WIDTH], &device), mixer.zero_state(3, &device));
+    assert!(message(mixer.read(x([2, 4, WIDTH]), None, Some(&offsets))).contains("2 rows"));
+    assert!(message(mixer.read(x([1, 5, WIDTH]), None, Some(&offsets))).contains("end at 5"));
+    let wrong = mixer.read_token(Tensor::zeros([2, WIDTH], &device), mixer.zero_state(3, &device));
     assert!(wrong.unwrap_err().to_string().contains("zero_state(2)"));
     assert!(Padding::from_lengths(&[3, 5], 4).unwrap_err().to_string().contains("row 1 has length 5"));
     assert!(Padding::from_mask(&[false; 4], 2, 2).unwrap_err().to_string().contains("no token"));

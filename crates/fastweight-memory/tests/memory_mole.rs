@@ -383,7 +383,7 @@ fn what_does_not_fit_is_refused_with_a_reason() {
             let result = mixer.forward(Tensor::zeros(at, &device), None, None, &foreign);
             assert_eq!(result.is_err(), name.contains("tables"), "{name}");
             if let Err(error) = result {
-                assert!(error.to_string().contains(&format!("token id is {id}")), "{error}");
+                assert!(error.to_string().contains(&format!("a token id is {id}")), "{error}");
             }
         }
     }

@@ -17,7 +17,7 @@ fn after(config: &MixerConfig, batch: usize, tokens: usize) -> MixerState {
     if tokens == 0 {
         return state;
     }
-    mixer.forward(input([batch, tokens, WIDTH], 1, &device), Some(state), None).unwrap().1
+    mixer.read(input([batch, tokens, WIDTH], 1, &device), Some(state), None).unwrap().1
 }
 
 fn storage<const D: usize>(tensor: &Tensor<D>) -> usize {
@@ -41,6 +41,11 @@ fn stored(state: &MixerState) -> usize {
             entries + conv_storage(&state.conv)
         }
         MixerState::Shifted(state) => storage(&state.memory) + storage(&state.last),
+        MixerState::Dea(state) => {
+            let time_mix = storage(&state.time_mix.memory) + storage(&state.time_mix.last);
+            let entries = state.cache.entries.as_ref().map_or(0, |(k, v)| storage(k) + storage(v));
+            time_mix + entries + storage(&state.last_query)
+        }
         MixerState::Momentum(state) => {
             let matrix = storage(&state.matrix.memory) + conv_storage(&state.matrix.conv);
             matrix + storage(&state.momentum)
@@ -72,7 +77,7 @@ fn bytes_held_are_those_of_the_ledger() {
             let mixer = build(&config, &device);
             let mut stepped = mixer.zero_state(1, &device);
             for t in 0..tokens {
-                stepped = mixer.step(input([1, WIDTH], t as u64, &device), stepped).unwrap().1;
+                stepped = mixer.read_token(input([1, WIDTH], t as u64, &device), stepped).unwrap().1;
             }
             assert_eq!(stepped.bytes(), stored(&stepped), "{name} after {tokens} steps: storage");
             let entry = config.state_size(&context(&config), 1).growing;
@@ -96,11 +101,11 @@ fn selected_rows_go_on_as_they_would_have() {
         let mixer = build(&config, &device);
         let state = after(&config, 3, 9);
         let x = input([3, WIDTH], 2, &device);
-        let (y, _) = mixer.step(x.clone(), state.clone()).unwrap();
+        let (y, _) = mixer.read_token(x.clone(), state.clone()).unwrap();
         let rows = [2, 0, 2];
         let selected = state.select(&rows).unwrap();
         let x = Tensor::cat(rows.iter().map(|row| x.clone().narrow(0, *row, 1)).collect(), 0);
-        let (z, _) = mixer.step(x, selected).unwrap();
+        let (z, _) = mixer.read_token(x, selected).unwrap();
         for (i, row) in rows.iter().enumerate() {
             let pick = |t: &Tensor<2>, row: usize| values(&t.clone().narrow(0, row, 1));
             assert_eq!(pick(&z, i), pick(&y, *row), "{name}");
@@ -117,23 +122,23 @@ fn cleared_rows_start_again_and_others_go_on() {
         let mixer = build(&config, &device);
         let state = after(&config, 3, 9);
         let x = input([3, 2, WIDTH], 3, &device);
-        let (untouched, _) = mixer.forward(x.clone(), Some(state.clone()), None).unwrap();
-        let (fresh, _) = mixer.forward(x.clone(), None, None).unwrap();
+        let (untouched, _) = mixer.read(x.clone(), Some(state.clone()), None).unwrap();
+        let (fresh, _) = mixer.read(x.clone(), None, None).unwrap();
         let cleared = state.clone().clear(&[1]).unwrap();
         assert_eq!(cleared.batch(), 3);
         let row = cleared.select(&[1]).unwrap();
         assert_eq!(state_values(&row), state_values(&mixer.zero_state(1, &device)), "{name}");
-        let (y, _) = mixer.forward(x.clone(), Some(cleared), None).unwrap();
+        let (y, _) = mixer.read(x.clone(), Some(cleared), None).unwrap();
         for (row, expected) in [(0, &untouched), (1, &fresh), (2, &untouched)] {
             let pick = |t: &Tensor<3>| values(&t.clone().narrow(0, row, 1));
             assert_close(&format!("{name}, row {row}"), &pick(&y), &pick(expected), 1e-5);
         }
         // A row that broke can be cleared too, and an empty state weighs what the ledger says.
-        let broken = mixer.forward(x.clone() * f32::NAN, None, None);
+        let broken = mixer.read(x.clone() * f32::NAN, None, None);
         if let Ok((_, broken)) = broken {
             let all = broken.clear(&[0, 1, 2]).unwrap();
             assert_eq!(all.bytes(), 3 * config.state_size(&context(&config), 0).total(), "{name}");
-            let (y, _) = mixer.forward(x, Some(all), None).unwrap();
+            let (y, _) = mixer.read(x, Some(all), None).unwrap();
             assert_close(name, &values(&y), &values(&fresh), 1e-5);
         }
         assert!(state.clear(&[3]).unwrap_err().to_string().contains("row 3"), "{name}");
@@ -150,7 +155,7 @@ fn a_fork_shares_nothing_that_a_write_could_reach() {
         let before = state_values(&fork);
         let mut written = state;
         for t in 0..5 {
-            written = mixer.step(input([2, WIDTH], 40 + t, &device), written).unwrap().1;
+            written = mixer.read_token(input([2, WIDTH], 40 + t, &device), written).unwrap().1;
         }
         let written = written.clear(&[0, 1]).unwrap();
         drop(written);
@@ -166,12 +171,12 @@ fn a_layer_made_alone_is_finite_seeded_and_counted() {
             let weights = export(&mixer);
             for (parameter, data) in &weights {
                 assert!(data.iter::<f32>().all(f32::is_finite), "{name}, {parameter}");
-                let zero = parameter == "norm_shift";
+                let zero = parameter.ends_with("norm_shift") || parameter.ends_with("norm.bias");
                 assert!(zero || data.iter::<f32>().any(|v| v != 0.0), "{name}, {parameter} is all zero");
             }
             let count: usize = weights.iter().map(|(_, data)| data.num_elements()).sum();
             assert_eq!(count, config.parameter_count(&context(&config)), "{name}");
-            let (y, _) = mixer.forward(input([1, 40, WIDTH], 1, &device), None, None).unwrap();
+            let (y, _) = mixer.read(input([1, 40, WIDTH], 1, &device), None, None).unwrap();
             assert!(values(&y).iter().all(|v| v.is_finite()), "{name}");
 
             device.seed(99);

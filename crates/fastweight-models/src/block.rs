@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use fastweight_memory::{ChannelMixer, ChannelState, MemoryError, Mixer, RmsNorm, Shared};
+use fastweight_memory::{ChannelMixer, ChannelState, MemoryError, Mixer, Norm, Shared};
 use fastweight_ops::Offsets;
 
 use crate::LayerState;
@@ -11,11 +11,11 @@ use crate::LayerState;
 #[derive(Module, Debug)]
 pub struct Block {
     /// Normalisation before the mixer.
-    pub mixer_norm: RmsNorm,
+    pub mixer_norm: Norm,
     /// The memory.
     pub mixer: Mixer,
     /// Normalisation before the map on each token.
-    pub mlp_norm: RmsNorm,
+    pub mlp_norm: Norm,
     /// The map on each token.
     pub mlp: ChannelMixer,
 }

@@ -5,7 +5,7 @@ use fastweight_memory::channel::MOST_HIDDEN;
 use fastweight_memory::init::initialise;
 use fastweight_memory::layers::GatedDeltaNetConfig;
 use fastweight_memory::{
-    ChannelMixerConfig, LayerContext, MOST_HEAD_CHANNELS, MOST_LAYERS, MOST_WIDTH, MixerConfig, RmsNorm,
+    ChannelMixerConfig, LayerContext, MOST_HEAD_CHANNELS, MOST_LAYERS, MOST_WIDTH, MixerConfig, NormKind,
     StateSize, linear,
 };
 use serde::{Deserialize, Serialize};
@@ -46,7 +46,13 @@ pub struct ModelConfig {
     /// The output head is the embedding.
     #[serde(default)]
     pub tied: bool,
-    /// Added to the mean square in every RMS normalisation.
+    /// Normalisation before every mixer and channel mixer, and before the head; RMS when absent.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub norm: NormKind,
+    /// The embeddings pass a normalisation of that kind before the first block (`ln0` of RWKV).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub embedding_norm: bool,
+    /// Added to the mean square, or the variance, in every normalisation.
     #[serde(default = "default_norm_eps")]
     pub norm_eps: f64,
 }
@@ -57,6 +63,10 @@ fn default_norm_eps() -> f64 {
 
 fn default_channel_mixers() -> Vec<ChannelMixerConfig> {
     vec![ChannelMixerConfig::default()]
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 fn are_default(mixers: &Vec<ChannelMixerConfig>) -> bool {
@@ -84,6 +94,8 @@ impl ModelConfig {
             channel_mixers: default_channel_mixers(),
             mlp_hidden: None,
             tied: false,
+            norm: NormKind::default(),
+            embedding_norm: false,
             norm_eps: default_norm_eps(),
         }
     }
@@ -185,7 +197,7 @@ impl ModelConfig {
     /// Those of [`ModelConfig::validate`].
     pub fn build(&self, device: &Device) -> Result<LanguageModel, ModelError> {
         self.validate()?;
-        let norm = || RmsNorm::new(self.width, self.norm_eps, device);
+        let norm = || self.norm.build(self.width, self.norm_eps, device);
         let block = |layer: usize| {
             let context = self.context(layer);
             let fault = |source| ModelError::Layer { layer, source };
@@ -195,6 +207,7 @@ impl ModelConfig {
         };
         Ok(LanguageModel {
             embedding: Embedding::new(self.vocab, self.width, device),
+            embedding_norm: self.embedding_norm.then(norm),
             blocks: (0..self.layers).map(block).collect::<Result<_, ModelError>>()?,
             norm: norm(),
             head: (!self.tied).then(|| linear(self.width, self.vocab, device)),
@@ -205,23 +218,26 @@ impl ModelConfig {
     /// Trained parameters, exact, without building the model; `usize::MAX` when there are more.
     pub fn parameter_count(&self) -> usize {
         let product = |sizes: &[usize]| sizes.iter().fold(1, |all: usize, size| all.saturating_mul(*size));
+        let norm = self.norm.parameter_count(self.width);
+        let norms = norm.saturating_mul(if self.embedding_norm { 2 } else { 1 });
         let embeddings = product(&[if self.tied { 1 } else { 2 }, self.vocab, self.width]);
         let period = least_common_multiple(self.mixers.len().max(1), self.channel_mixers.len().max(1));
         let block = |layer| {
             let context = self.context(layer);
             let maps = self.channel_mixer(layer).parameter_count(&context);
             let mixers = self.mixer(layer).parameter_count(&context).saturating_add(maps);
-            mixers.saturating_add(product(&[2, self.width]))
+            mixers.saturating_add(product(&[2, norm]))
         };
         // Layers with the same mixers have the same parameters, but for the model's first layer.
         let blocks = (0..period.min(self.layers)).map(|layer| match (self.layers - layer).div_ceil(period) {
             1 => block(layer),
             count => block(layer).saturating_add(product(&[block(layer + period), count - 1])),
         });
-        blocks.fold(embeddings.saturating_add(self.width), usize::saturating_add)
+        blocks.fold(embeddings.saturating_add(norms), usize::saturating_add)
     }
 
-    /// Whether a session's state grows with every token read: some layer is softmax attention without a window.
+    /// Whether a session's state grows with every token read: some layer is softmax attention without a window
+    /// or has DEA.
     pub fn state_grows(&self) -> bool {
         self.mixers.iter().take(self.layers).any(MixerConfig::state_grows)
     }

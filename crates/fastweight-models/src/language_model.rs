@@ -2,11 +2,11 @@
 
 use burn::module::{Module, Param};
 use burn::nn::Linear;
-use burn::tensor::module::{embedding, linear as affine};
+use burn::tensor::module::linear as affine;
 use burn::tensor::{Device, Int, Tensor};
 use fastweight_memory::init::placeholder;
 use fastweight_memory::parameters::{self, ParameterInfo};
-use fastweight_memory::{MemoryError, RmsNorm, Shared, State};
+use fastweight_memory::{MemoryError, Norm, Shared, State, TokenVectors};
 use fastweight_ops::{Offsets, is_flex};
 
 use crate::{Block, ModelConfig, ModelError, ModelState};
@@ -33,10 +33,12 @@ impl Embedding {
 pub struct LanguageModel {
     /// Vectors of the tokens; the output head too when the head is tied.
     pub embedding: Embedding,
+    /// Normalisation of the embeddings before the first block, if the model has one.
+    pub embedding_norm: Option<Norm>,
     /// The blocks, first to last.
     pub blocks: Vec<Block>,
     /// Normalisation before the head.
-    pub norm: RmsNorm,
+    pub norm: Norm,
     /// The output head, `[width, vocab]`, unless it is tied to the embedding.
     pub head: Option<Linear>,
     #[module(skip)]
@@ -141,8 +143,15 @@ impl LanguageModel {
     /// # Errors
     /// An operator of the model that refuses its arguments.
     pub fn embed(&self, tokens: Tensor<2, Int>) -> Result<(Tensor<3>, Shared), ModelError> {
-        let x = embedding(self.embedding.weight.val(), tokens.clone());
-        let shared = Shared { tokens: Some(tokens), embedded: Some(x.clone()), ..Shared::default() };
+        let vectors = TokenVectors { weight: self.embedding.weight.val(), norm: self.embedding_norm.clone() };
+        let x = vectors.of(tokens.clone())?;
+        let shared = Shared {
+            first_value: None,
+            tokens: Some(tokens),
+            embedded: Some(x.clone()),
+            residual: None,
+            vectors: Some(vectors),
+        };
         Ok((x, shared))
     }
 

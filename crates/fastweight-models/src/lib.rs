@@ -23,4 +23,4 @@ pub use state::{LayerState, ModelState};
 
 pub use fastweight_memory::channel::ExpertBytes;
 pub use fastweight_memory::parameters::{ParameterGroup, ParameterInfo};
-pub use fastweight_memory::{ChannelMixerConfig, MixerConfig, State};
+pub use fastweight_memory::{ChannelMixerConfig, MixerConfig, NormKind, State};

@@ -1,7 +1,6 @@
-//! Models by name: a mixer (or a hybrid, or a mixer with channel mixers of its own) and a size, `delta_net-tiny`,
-//! `hybrid_3to1-small`, `mole-small`.
+//! Models by name: a mixer (or a family) and a size, `delta_net-tiny`, `hybrid_3to1-small`, `rwkv7_full-base`.
 
-use fastweight_memory::{ChannelMixerConfig, MixerConfig, names};
+use fastweight_memory::{ChannelMixerConfig, MixerConfig, NormKind, names};
 
 use crate::{ModelConfig, ModelError};
 
@@ -13,20 +12,48 @@ const SIZES: [(&str, usize, usize, usize, usize); 4] = [
     ("large", 768, 12, 12, 256),
 ];
 
-/// Hybrids: name, the mixers and the channel mixers repeated over the layers; SwiGLU where there are none.
-const HYBRIDS: [(&str, &[&str], &[&str]); 4] = [
-    ("hybrid_3to1", &["delta_net", "delta_net", "delta_net", "softmax_attention"], &[]),
-    (
+/// A family that is more than one mixer with SwiGLU and RMS normalisation.
+struct Family {
+    name: &'static str,
+    /// Repeated over the layers.
+    mixers: &'static [&'static str],
+    /// Repeated over the layers.
+    channel_mixers: &'static [&'static str],
+    norm: NormKind,
+    embedding_norm: bool,
+}
+
+/// Mixers in turns, with SwiGLU and RMS normalisation.
+const fn hybrid(name: &'static str, mixers: &'static [&'static str]) -> Family {
+    Family { name, mixers, channel_mixers: &["swiglu"], norm: NormKind::Rms, embedding_norm: false }
+}
+
+/// A model of the RWKV-7 series: layer normalisation, and one of the embeddings.
+const fn rwkv7(
+    name: &'static str,
+    mixers: &'static [&'static str],
+    channel_mixers: &'static [&'static str],
+) -> Family {
+    Family { name, mixers, channel_mixers, norm: NormKind::Layer, embedding_norm: true }
+}
+
+const FAMILIES: [Family; 7] = [
+    hybrid("hybrid_3to1", &["delta_net", "delta_net", "delta_net", "softmax_attention"]),
+    hybrid(
         "hybrid_gated_3to1",
         &["gated_delta_net", "gated_delta_net", "gated_delta_net", "softmax_attention"],
-        &[],
     ),
-    ("hybrid_1to1", &["gated_delta_net", "softmax_attention"], &[]),
-    ("mole", &["softmax_attention"], &["mole"]),
+    hybrid("hybrid_1to1", &["gated_delta_net", "softmax_attention"]),
+    rwkv7("rwkv7_full", &["rwkv7"], &["rwkv7_channel_mix"]),
+    rwkv7("rwkv7_deep_embed", &["rwkv7"], &["rwkv7_deep_embed"]),
+    rwkv7("rwkv7_dea", &["rwkv7_dea"], &["rwkv7_deep_embed"]),
+    Family { channel_mixers: &["mole"], ..hybrid("mole", &["softmax_attention"]) },
 ];
 
+/// A family's name may be a mixer's, of which it is then the whole model.
 fn families() -> impl Iterator<Item = &'static str> {
-    MixerConfig::NAMES.into_iter().chain(HYBRIDS.iter().map(|(name, ..)| *name))
+    let alone = |name: &&str| FAMILIES.iter().all(|family| family.name != *name);
+    MixerConfig::NAMES.into_iter().filter(alone).chain(FAMILIES.iter().map(|family| family.name))
 }
 
 /// All presets, family by family, small to large.
@@ -59,19 +86,20 @@ pub fn by_name(name: &str) -> Result<ModelConfig, ModelError> {
 fn find(name: &str) -> Option<ModelConfig> {
     let (family, size) = name.rsplit_once('-')?;
     let &(_, width, layers, heads, vocab) = SIZES.iter().find(|candidate| candidate.0 == size)?;
-    let (pattern, channels): (&[&str], &[&str]) = match HYBRIDS.iter().find(|(hybrid, ..)| *hybrid == family)
-    {
-        Some((_, mixers, channels)) => (mixers, channels),
-        None => (&[family], &[]),
+    let model = |mixer| ModelConfig::new(vocab, width, layers, heads, mixer);
+    let Some(family) = FAMILIES.iter().find(|candidate| candidate.name == family) else {
+        return MixerConfig::by_name(family).map(model);
     };
-    let mixers = pattern.iter().map(|name| MixerConfig::by_name(name)).collect::<Option<Vec<_>>>()?;
-    let channels =
-        channels.iter().map(|name| ChannelMixerConfig::by_name(name)).collect::<Option<Vec<_>>>()?;
-    let layers = layers.next_multiple_of(mixers.len());
-    let mut config = ModelConfig::new(vocab, width, layers, heads, mixers.first()?.clone());
-    config.mixers = mixers;
-    if !channels.is_empty() {
-        config.channel_mixers = channels;
-    }
-    Some(config)
+    let mixers = family.mixers.iter().map(|name| MixerConfig::by_name(name)).collect::<Option<Vec<_>>>()?;
+    let channel_mixers =
+        family.channel_mixers.iter().map(|name| ChannelMixerConfig::by_name(name)).collect::<Option<_>>()?;
+    let first = mixers.first()?.clone();
+    Some(ModelConfig {
+        layers: layers.next_multiple_of(mixers.len()),
+        mixers,
+        channel_mixers,
+        norm: family.norm,
+        embedding_norm: family.embedding_norm,
+        ..model(first)
+    })
 }

@@ -29,7 +29,7 @@ fn configs() -> Vec<ModelConfig> {
     let narrow = MoleConfig { experts: 3, expert_hidden: Some(5), ..MoleConfig::default() };
     vec![
         model(2, &["softmax_attention"], vec![mole(4, true)]),
-        model(2, &["gated_delta_net"], vec![mole(2, false)]),
+        ModelConfig { embedding_norm: true, ..model(2, &["gated_delta_net"], vec![mole(2, false)]) },
         ModelConfig {
             tied: true,
             ..model(

@@ -4,13 +4,14 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use fastweight_memory::padding::{Padding, repad, unpad_tokens};
 use fastweight_memory::parameters::{export, import};
 use fastweight_models::{
-    LanguageModel, MixerConfig, ModelConfig, ModelError, ModelState, ParameterGroup, State, presets,
+    ChannelMixerConfig, LanguageModel, MixerConfig, ModelConfig, ModelError, ModelState, NormKind,
+    ParameterGroup, State, presets,
 };
 use fastweight_ops::Offsets;
 
 const VOCAB: usize = 40;
 
-/// Every mixer in one model, and every mixer alone in a model of one layer.
+/// Every mixer and every channel mixer in one model, and each alone in a model of one layer.
 fn configs() -> Vec<ModelConfig> {
     let mixers: Vec<MixerConfig> =
         MixerConfig::NAMES.into_iter().map(|name| MixerConfig::by_name(name).unwrap()).collect();
@@ -22,9 +23,19 @@ fn configs() -> Vec<ModelConfig> {
     let mixers: Vec<MixerConfig> = mixers.into_iter().filter(|mixer| mixer.name() != "ttt_linear").collect();
     // RWKV-7 first and again last, where it reads the values of the first.
     let mut mixers = mixers;
-    mixers.rotate_right(1);
-    assert_eq!(mixers[0].name(), "rwkv7");
-    configs.push(ModelConfig { layers: mixers.len() + 1, mixers, tied: true, ..sizes });
+    let first = mixers.iter().position(|mixer| mixer.name() == "rwkv7").unwrap();
+    mixers.rotate_left(first);
+    let channel_mixers: Vec<ChannelMixerConfig> = ChannelMixerConfig::NAMES
+        .into_iter()
+        .map(|name| ChannelMixerConfig::by_name(name).unwrap())
+        .collect();
+    let normed = ModelConfig { norm: NormKind::Layer, embedding_norm: true, ..configs[0].clone() };
+    configs.extend(
+        channel_mixers
+            .iter()
+            .map(|mixer| ModelConfig { channel_mixers: vec![mixer.clone()], ..normed.clone() }),
+    );
+    configs.push(ModelConfig { layers: mixers.len() + 1, mixers, channel_mixers, tied: true, ..sizes });
     configs
 }
 
@@ -47,7 +58,7 @@ fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
 }
 
 fn label(config: &ModelConfig) -> String {
-    format!("{} layers of {}", config.layers, config.mixers[0].name())
+    format!("{} layers of {} and {}", config.layers, config.mixers[0].name(), config.channel_mixers[0].name())
 }
 
 fn model(config: &ModelConfig) -> LanguageModel {
@@ -187,6 +198,61 @@ fn parameters_have_stable_names_and_groups() {
     assert_eq!(names, expected);
     let tied = ModelConfig { tied: true, ..config };
     assert!(!model(&tied).parameters().iter().any(|info| info.name == "head.weight"));
+}
+
+/// Everything that reads the embeddings reads them after their normalisation, which takes their scale away: the blocks,
+/// DeepEmbed, and DEA at the tokens read before.
+#[test]
+fn the_scale_of_normalised_embeddings_does_not_matter() {
+    let ids = tokens(1, 20, 3);
+    for (embedding_norm, alike) in [(true, true), (false, false)] {
+        let config = ModelConfig { embedding_norm, ..presets::by_name("rwkv7_dea-tiny").unwrap() };
+        let model = model(&config);
+        let weights = export(&model);
+        let scaled = |factor: f32| {
+            let loaded = import(model.clone(), |info| {
+                let data = weights.iter().find(|(name, _)| *name == info.name)?.1.clone();
+                let factor = if info.name == "embedding.weight" { factor } else { 1.0 };
+                let values: Vec<f32> = data.iter::<f32>().map(|v| v * factor).collect();
+                Some(TensorData::new(values, info.shape.clone()))
+            });
+            loaded.unwrap()
+        };
+        let read = |model: &LanguageModel| {
+            let (_, state) = model.forward(ids.clone().narrow(1, 0, 12), None, None).unwrap();
+            values(&model.forward(ids.clone().narrow(1, 12, 8), Some(state), None).unwrap().0)
+        };
+        let (a, b) = (read(&scaled(50.0)), read(&scaled(500.0)));
+        let apart = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert_eq!(apart < 1e-3, alike, "normalised: {embedding_norm}, {apart} apart");
+    }
+}
+
+#[test]
+fn tables_by_token_and_layer_norms_have_no_weight_decay() {
+    let config = ModelConfig { layers: 1, ..presets::by_name("rwkv7_dea-tiny").unwrap() };
+    let parameters = model(&config).parameters();
+    let group = |name: &str| {
+        let info = parameters.iter().find(|info| info.name == name);
+        info.unwrap_or_else(|| panic!("{name} is missing")).group
+    };
+    for name in [
+        "embedding_norm.weight",
+        "embedding_norm.bias",
+        "blocks.0.mixer_norm.bias",
+        "blocks.0.mixer.dea.k_table.token_table",
+        "blocks.0.mixer.dea.v_table.token_table",
+        "blocks.0.mixer.dea.q_norm.bias",
+        "blocks.0.mlp.maps.token_table",
+        "blocks.0.mlp.mix.shift",
+        "blocks.0.mlp.start",
+        "norm.bias",
+    ] {
+        assert_eq!(group(name), ParameterGroup::NoDecay, "{name}");
+    }
+    for name in ["mixer.time_mix.r.weight", "mixer.dea.k_table.from_embedding", "mlp.mix.key.weight"] {
+        assert_eq!(group(&format!("blocks.0.{name}")), ParameterGroup::Decay, "{name}");
+    }
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! Presets: all of them build and run, and weigh what the ledger says.
 
+use std::collections::HashMap;
+
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use fastweight_models::{ModelConfig, State, presets};
+use fastweight_memory::parameters::export;
+use fastweight_models::{ModelConfig, NormKind, State, presets};
 
 fn tokens(device: &Device, count: usize) -> Tensor<2, Int> {
     let ids: Vec<i64> = (0..count).map(|i| (i * 37 % 256) as i64).collect();
@@ -55,6 +58,56 @@ fn hybrids_repeat_their_pattern() {
     assert_eq!(mixers, ["delta_net", "delta_net", "delta_net", "softmax_attention"]);
     let names: Vec<String> = config.state_bytes(3).layers.iter().map(|l| l.mixer.to_owned()).collect();
     assert_eq!(names, mixers);
+}
+
+#[test]
+fn the_rwkv7_series_has_its_own_maps_and_norms() {
+    for (family, mixer, map) in [
+        ("rwkv7_full", "rwkv7", "rwkv7_channel_mix"),
+        ("rwkv7_deep_embed", "rwkv7", "rwkv7_deep_embed"),
+        ("rwkv7_dea", "rwkv7_dea", "rwkv7_deep_embed"),
+    ] {
+        let config = presets::by_name(&format!("{family}-small")).unwrap();
+        assert_eq!((config.mixer(3).name(), config.channel_mixer(3).name()), (mixer, map));
+        assert_eq!((config.norm, config.embedding_norm), (NormKind::Layer, true), "{family}");
+        assert_eq!(config.mlp_hidden(), 512, "{family}");
+        assert_eq!(presets::names().iter().filter(|name| **name == format!("{family}-small")).count(), 1);
+    }
+    let plain = presets::by_name("rwkv7-small").unwrap();
+    assert_eq!((plain.norm, plain.channel_mixer(0).name()), (NormKind::Rms, "swiglu"));
+    // What is as by default is not written, so that older descriptions stay as they are.
+    let text = toml::to_string(&plain).unwrap();
+    assert!(!text.contains("norm =") && !text.contains("embedding_norm"), "{text}");
+}
+
+/// Values of RWKV-LM: token shifts that depend on channel and depth, key maps even in a range; a table of ones is no table.
+#[test]
+fn the_rwkv7_series_starts_as_its_source_starts() {
+    let config = presets::by_name("rwkv7_dea-small").unwrap();
+    let weights: HashMap<String, Vec<f32>> = export(&config.init(0, &Device::flex()).unwrap())
+        .into_iter()
+        .map(|(name, data)| (name, data.try_to_vec().unwrap()))
+        .collect();
+    for layer in 0..4 {
+        let get = |name: &str| &weights[&format!("blocks.{layer}.{name}")];
+        for (channel, found) in get("mlp.mix.shift").iter().enumerate() {
+            let expected = 1.0 - (channel as f64 / 127.0).powf((1.0 - layer as f64 / 4.0).powi(4));
+            assert!((f64::from(*found) - expected).abs() < 1e-5, "layer {layer}, channel {channel}: {found}");
+        }
+        let bound = 0.5 / (config.width as f32).sqrt();
+        let largest = get("mlp.mix.key.weight").iter().fold(0f32, |most, v| most.max(v.abs()));
+        assert!(largest <= bound && largest > 0.99 * bound, "{largest} of {bound}");
+        for (name, value) in [
+            ("mlp.start", 1.0),
+            ("mixer.dea.k_table.token_table", 1.0),
+            ("mixer.dea.v_table.token_table", 1.0),
+            ("mixer_norm.weight", 1.0),
+            ("mixer_norm.bias", 0.0),
+            ("mixer.dea.v_norm.bias", 0.0),
+        ] {
+            assert!(get(name).iter().all(|found| *found == value), "{name}");
+        }
+    }
 }
 
 #[test]

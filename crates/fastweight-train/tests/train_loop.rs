@@ -7,8 +7,8 @@ use burn::nn::LinearConfig;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::{Tensor, TensorData};
 use common::{device, losses, open, recall, weights};
-use fastweight_memory::MixerConfig;
 use fastweight_memory::parameters::{self, ParameterGroup};
+use fastweight_memory::{ChannelMixerConfig, MixerConfig};
 use fastweight_models::LanguageModel;
 use fastweight_train::gradients::Gradients;
 use fastweight_train::optimizer::{AdamW, AdamWOptions};
@@ -44,6 +44,22 @@ fn every_mixer_stays_finite_and_learns_for_thirty_steps() {
         assert!(mean(&losses[25..]) < mean(&losses[..5]), "{mixer}: {losses:?}");
         for (name, data) in parameters::export(trainer.model()) {
             assert!(data.iter::<f32>().all(f32::is_finite), "{mixer}: {name}");
+        }
+    }
+}
+
+#[test]
+fn every_channel_mixer_stays_finite_and_learns_for_thirty_steps() {
+    for name in ChannelMixerConfig::NAMES {
+        let recipe = recall("steps = 30\nbatch = 4\nwarmup = 0", &["gated_delta_net"]);
+        let (task, mut model) = open(&recipe);
+        model.config.channel_mixers = vec![ChannelMixerConfig::by_name(name).unwrap()];
+        let mut trainer = Trainer::new(&task, &recipe.train, &model, 1, &device()).unwrap();
+        let losses: Vec<f64> = (0..30).map(|_| trainer.step().unwrap()).collect();
+        let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
+        assert!(mean(&losses[25..]) < mean(&losses[..5]), "{name}: {losses:?}");
+        for (parameter, data) in parameters::export(trainer.model()) {
+            assert!(data.iter::<f32>().all(f32::is_finite), "{name}: {parameter}");
         }
     }
 }

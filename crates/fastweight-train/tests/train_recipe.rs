@@ -1,5 +1,6 @@
 //! Recipes: what is accepted, and how faults are told.
 
+use fastweight_models::NormKind;
 use fastweight_train::Recipe;
 use fastweight_train::recipe::{ParameterMatch, RecipeError, Warmup};
 
@@ -96,6 +97,7 @@ fn faults_name_line_and_column_and_show_the_line() {
         ("heads = 2", "heads = 2\nnorm_eps = 0.0", 20, 1, &["(0, 0.1]"]),
         ("heads = 2", "heads = 2\nnorm_eps = nan", 20, 1, &["(0, 0.1]"]),
         ("heads = 2", "heads = 2\nnorm_eps = 1.0", 20, 1, &["(0, 0.1]"]),
+        ("heads = 2", "heads = 2\nnorm = \"batch\"", 20, 8, &["batch", "rms"]),
         ("vocab = 64", "vocab = 6", 6, 1, &["vocab is 6"]),
         ("length = 32", "length = 8", 7, 1, &["length is 8"]),
         ("pairs = 4", "pairs = 0", 8, 1, &["pairs is 0"]),
@@ -194,6 +196,25 @@ fn parameter_counts_are_matched_within_five_percent_or_said_not_to_be() {
     assert_eq!(Recipe::parse(&fixed).unwrap().resolve(64).unwrap()[1].matching, ParameterMatch::Apart);
     let off = format!("{bigger}\n[compare]\nmatch_parameters = false\n");
     assert_eq!(Recipe::parse(&off).unwrap().resolve(64).unwrap()[1].matching, ParameterMatch::Apart);
+}
+
+#[test]
+fn norms_and_channel_mixers_are_chosen_for_all_models_or_for_one() {
+    let text = RECALL
+        .replacen(
+            "heads = 2",
+            "heads = 2\nnorm = \"layer\"\nembedding_norm = true\nchannel_mixers = [\"rwkv7_channel_mix\"]",
+            1,
+        )
+        .replacen("name = \"delta\"", "name = \"delta\"\nnorm = \"rms\"\nembedding_norm = false", 1);
+    let models = Recipe::parse(&text).unwrap().resolve(64).unwrap();
+    let found: Vec<_> = models.iter().map(|model| (model.config.norm, model.config.embedding_norm)).collect();
+    assert_eq!(found[..2], [(NormKind::Layer, true), (NormKind::Rms, false)]);
+    assert!(models.iter().all(|model| model.config.channel_mixer(0).name() == "rwkv7_channel_mix"));
+    let preset = text.replacen("mixers = [\"softmax_attention\"]", "preset = \"rwkv7_full-tiny\"", 1);
+    let preset = preset.replacen("norm = \"layer\"\nembedding_norm = true\n", "", 1);
+    let config = Recipe::parse(&preset).unwrap().resolve(64).unwrap()[0].config.clone();
+    assert_eq!((config.norm, config.embedding_norm), (NormKind::Layer, true), "those of the preset");
 }
 
 #[test]

@@ -4,7 +4,9 @@ use burn::tensor::Device;
 use serde::de::Deserializer;
 use serde::{Deserialize, Serialize};
 
-use super::{ChannelMixer, MoleConfig, SwiGluConfig};
+use super::{
+    ChannelMixer, DeepEmbedConfig, MoleConfig, Rwkv7ChannelMixConfig, Rwkv7DeepEmbedConfig, SwiGluConfig,
+};
 use crate::choice::{self, Choice, Options};
 use crate::context::setting_error;
 use crate::init::initialise;
@@ -22,13 +24,21 @@ pub enum ChannelMixerConfig {
     /// `swiglu`: a gated map on each token.
     #[serde(rename = "swiglu")]
     SwiGlu(SwiGluConfig),
+    /// `rwkv7_channel_mix`: a squared ReLU over a token mixed with the one before.
+    #[serde(rename = "rwkv7_channel_mix")]
+    Rwkv7ChannelMix(Rwkv7ChannelMixConfig),
+    /// `deep_embed`: a feed-forward map times a vector for each token id.
+    DeepEmbed(DeepEmbedConfig),
+    /// `rwkv7_deep_embed`: the channel mix of RWKV-7, scaled inside by a matrix for each token id.
+    #[serde(rename = "rwkv7_deep_embed")]
+    Rwkv7DeepEmbed(Rwkv7DeepEmbedConfig),
     /// `mole`: lookup experts.
     Mole(MoleConfig),
 }
 
 macro_rules! each {
     ($config:expr, $variant:ident, $inner:ident => $result:expr) => {
-        each!(@ $config, $variant, $inner, $result, SwiGlu Mole)
+        each!(@ $config, $variant, $inner, $result, SwiGlu Rwkv7ChannelMix DeepEmbed Rwkv7DeepEmbed Mole)
     };
     (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
         match $config {
@@ -49,7 +59,13 @@ impl Default for ChannelMixerConfig {
 
 impl ChannelMixerConfig {
     /// Names of all channel mixers, in the order of the documentation.
-    pub const NAMES: [&'static str; 2] = [SwiGluConfig::NAME, MoleConfig::NAME];
+    pub const NAMES: [&'static str; 5] = [
+        SwiGluConfig::NAME,
+        Rwkv7ChannelMixConfig::NAME,
+        DeepEmbedConfig::NAME,
+        Rwkv7DeepEmbedConfig::NAME,
+        MoleConfig::NAME,
+    ];
 
     /// The channel mixer of a name, with its default options.
     pub fn by_name(name: &str) -> Option<Self> {
@@ -60,6 +76,9 @@ impl ChannelMixerConfig {
     pub fn name(&self) -> &'static str {
         match self {
             Self::SwiGlu(_) => SwiGluConfig::NAME,
+            Self::Rwkv7ChannelMix(_) => Rwkv7ChannelMixConfig::NAME,
+            Self::DeepEmbed(_) => DeepEmbedConfig::NAME,
+            Self::Rwkv7DeepEmbed(_) => Rwkv7DeepEmbedConfig::NAME,
             Self::Mole(_) => MoleConfig::NAME,
         }
     }
@@ -79,10 +98,7 @@ impl ChannelMixerConfig {
             hidden if hidden > MOST_HIDDEN => {
                 Err(setting_error(self.name(), "mlp_hidden", hidden, format!("at most {MOST_HIDDEN}")))
             }
-            _ => match self {
-                Self::Mole(config) => config.validate(ctx),
-                Self::SwiGlu(_) => Ok(()),
-            },
+            _ => each!(self, Map, config => config.validate(ctx)),
         }
     }
 
@@ -109,10 +125,8 @@ impl ChannelMixerConfig {
     }
 
     /// Bytes of one sequence's state.
-    pub fn state_size(&self, _ctx: &LayerContext) -> StateSize {
-        match self {
-            Self::SwiGlu(_) | Self::Mole(_) => StateSize::default(),
-        }
+    pub fn state_size(&self, ctx: &LayerContext) -> StateSize {
+        each!(self, Map, config => config.state_size(ctx))
     }
 }
 
@@ -132,6 +146,9 @@ impl Choice for ChannelMixerConfig {
     fn with_options(name: &str, options: Options) -> Option<Result<Self, String>> {
         Some(match name {
             SwiGluConfig::NAME => choice::parse(name, options).map(Self::SwiGlu),
+            Rwkv7ChannelMixConfig::NAME => choice::parse(name, options).map(Self::Rwkv7ChannelMix),
+            DeepEmbedConfig::NAME => choice::parse(name, options).map(Self::DeepEmbed),
+            Rwkv7DeepEmbedConfig::NAME => choice::parse(name, options).map(Self::Rwkv7DeepEmbed),
             MoleConfig::NAME => choice::parse(name, options).map(Self::Mole),
             _ => return None,
         })

@@ -1,7 +1,10 @@
 //! Channel mixers: maps on each token between the mixers of a model.
 
 mod config;
+mod deep_embed;
 mod mole;
+mod rwkv7;
+mod rwkv7_deep_embed;
 mod state;
 mod swiglu;
 
@@ -12,15 +15,24 @@ use fastweight_ops::Offsets;
 use crate::{MemoryError, Shared};
 
 pub use config::{ChannelMixerConfig, MOST_HIDDEN};
+pub use deep_embed::{DeepEmbed, DeepEmbedConfig, FeedForward, Inside};
 pub use mole::{ExpertBytes, ExpertNetworks, ExpertTables, Experts, Mole, MoleConfig};
+pub use rwkv7::{Rwkv7ChannelMix, Rwkv7ChannelMixConfig};
+pub use rwkv7_deep_embed::{Rwkv7DeepEmbed, Rwkv7DeepEmbedConfig};
 pub use state::ChannelState;
 pub use swiglu::{SwiGlu, SwiGluConfig};
+
+/// Most tokens that have a vector of their own in a layer.
+const MOST_VOCAB: usize = 1 << 31;
 
 /// One of the channel mixers; parameters keep the map's own names.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, missing_docs)]
 pub enum ChannelMixer {
     SwiGlu(SwiGlu),
+    Rwkv7ChannelMix(Rwkv7ChannelMix),
+    DeepEmbed(DeepEmbed),
+    Rwkv7DeepEmbed(Rwkv7DeepEmbed),
     Mole(Mole),
 }
 
@@ -35,20 +47,26 @@ impl ChannelMixer {
     pub fn forward(
         &self,
         x: Tensor<3>,
-        _state: Option<ChannelState>,
-        _offsets: Option<&Offsets>,
+        state: Option<ChannelState>,
+        offsets: Option<&Offsets>,
         shared: &Shared,
     ) -> Result<(Tensor<3>, Option<ChannelState>), MemoryError> {
         match self {
             Self::SwiGlu(map) => Ok((map.forward(x)?, None)),
+            Self::Rwkv7ChannelMix(map) => with_state(map.forward(x, state, offsets)?),
+            Self::DeepEmbed(map) => map.forward(x, state, offsets, shared),
+            Self::Rwkv7DeepEmbed(map) => with_state(map.forward(x, state, offsets, shared)?),
             Self::Mole(map) => Ok((map.forward(x, shared)?, None)),
         }
     }
 
     /// The state of `batch` sequences before their first token, if the mixer has one.
-    pub fn zero_state(&self, _batch: usize, _device: &Device) -> Option<ChannelState> {
+    pub fn zero_state(&self, batch: usize, device: &Device) -> Option<ChannelState> {
         match self {
             Self::SwiGlu(_) | Self::Mole(_) => None,
+            Self::Rwkv7ChannelMix(map) => Some(map.zero_state(batch, device)),
+            Self::DeepEmbed(map) => map.zero_state(batch, device),
+            Self::Rwkv7DeepEmbed(map) => Some(map.zero_state(batch, device)),
         }
     }
 
@@ -71,4 +89,10 @@ impl ChannelMixer {
             _ => None,
         }
     }
+}
+
+fn with_state(
+    (y, state): (Tensor<3>, ChannelState),
+) -> Result<(Tensor<3>, Option<ChannelState>), MemoryError> {
+    Ok((y, Some(state)))
 }

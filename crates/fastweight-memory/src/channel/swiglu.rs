@@ -7,7 +7,7 @@ use fastweight_ops::OpError;
 use fastweight_ops::activation::swiglu;
 use serde::{Deserialize, Serialize};
 
-use crate::{LayerContext, linear};
+use crate::{LayerContext, MemoryError, StateSize, linear};
 
 /// Configuration of [`SwiGlu`].
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -23,6 +23,10 @@ impl SwiGluConfig {
         ctx.mlp_hidden.unwrap_or_else(|| ctx.width.saturating_mul(8).div_ceil(3).next_multiple_of(8))
     }
 
+    pub(super) fn validate(&self, _ctx: &LayerContext) -> Result<(), MemoryError> {
+        Ok(())
+    }
+
     /// The map with all parameters zero.
     pub(super) fn build(&self, ctx: &LayerContext, device: &Device) -> SwiGlu {
         SwiGlu::new(ctx.width, self.hidden(ctx), device)
@@ -31,6 +35,10 @@ impl SwiGluConfig {
     /// Trained parameters; `usize::MAX` when there are more.
     pub(super) fn parameter_count(&self, ctx: &LayerContext) -> usize {
         ctx.width.saturating_mul(3).saturating_mul(self.hidden(ctx))
+    }
+
+    pub(super) fn state_size(&self, _ctx: &LayerContext) -> StateSize {
+        StateSize::default()
     }
 }
 

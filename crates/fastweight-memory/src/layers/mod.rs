@@ -3,6 +3,7 @@
 //! Every layer has a configuration with defaults that implements [`LayerConfig`], and implements [`Layer`].
 
 mod comba;
+mod dea;
 mod delta_net;
 mod delta_product;
 mod elu1_linear_attention;
@@ -17,11 +18,13 @@ pub(crate) mod matrix;
 mod retnet;
 mod rule;
 mod rwkv7;
+mod rwkv7_dea;
 mod softmax_attention;
 mod titans;
 mod ttt_linear;
 
 pub use comba::{Comba, CombaConfig};
+pub use dea::{Dea, DeaShift};
 pub use delta_net::{DeltaNet, DeltaNetConfig};
 pub use delta_product::{DeltaProduct, DeltaProductConfig};
 pub use elu1_linear_attention::{Elu1LinearAttention, Elu1LinearAttentionConfig};
@@ -35,6 +38,7 @@ pub use mamba2::{Mamba2, Mamba2Config};
 pub use retnet::{RetNet, RetNetConfig};
 pub use rule::{RuleConfig, RuleMemory};
 pub use rwkv7::{LowRank, Rwkv7, Rwkv7Config, ShiftMix};
+pub use rwkv7_dea::{Rwkv7Dea, Rwkv7DeaConfig};
 pub use softmax_attention::{SoftmaxAttention, SoftmaxAttentionConfig};
 pub use titans::{Surprise, Titans, TitansConfig};
 pub use ttt_linear::{TttLinear, TttLinearConfig};

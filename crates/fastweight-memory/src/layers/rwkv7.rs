@@ -14,6 +14,7 @@ use crate::context::setting_error;
 use crate::init::placeholder;
 use crate::projection::{check_sequence, check_token, linear, merge_heads, split_heads, token};
 use crate::token_shift::token_shift;
+use crate::token_table::{TokenTable, validate_vocab};
 use crate::{LayerContext, MemoryError, Shared, ShiftedState, State, StateSize};
 
 const NAME: &str = Rwkv7Config::NAME;
@@ -26,6 +27,9 @@ const DECAY_RANGE: f64 = -0.606_530_659_712_633_4;
 
 /// Added to the squared norm of the removal keys before the L2 normalisation.
 const UNIT_EPS: f32 = 1e-12;
+
+/// Most tokens that have keys and values of their own.
+const MOST_VOCAB: usize = 1 << 31;
 
 /// Largest rank of a low-rank map.
 const MOST_RANK: usize = 1 << 16;
@@ -42,6 +46,8 @@ pub struct Rwkv7Config {
     pub value_rank: Option<usize>,
     /// Rank of the map to the output gate; `max(32, 0.6 width^0.8)` when absent.
     pub gate_rank: Option<usize>,
+    /// Keys and values are multiplied by a trained vector for each token id (DeepEmbed in its plain form).
+    pub token_keys_values: bool,
 }
 
 /// A low-rank map `[.., width] -> [.., outputs]`: `f(x down) up + bias`.
@@ -99,6 +105,9 @@ pub struct ShiftMix {
 /// `S <- diag(w) S + (kk a)(-kk^T S) + k v^T`; the reading `S^T r` is normalised in each head, `(sum r k r_k) v` is
 /// added, and all is gated by `sigmoid(x_g G1) G2` before the output map. A layer that stands alone has its own
 /// values for `v_first`.
+///
+/// With `token_keys_values`, `k <- k * EmbK(id)` where the keys are made, so that what is removed follows what is written,
+/// and `v <- v * EmbV(id)` after the lerp with `v_first`, which is left as it is. Both tables start at one.
 #[derive(Module, Debug)]
 pub struct Rwkv7 {
     /// Mixes of a token and the one before.
@@ -127,6 +136,10 @@ pub struct Rwkv7 {
     pub norm: Param<Tensor<1>>,
     /// Added to the normalised readings, `[heads V]`.
     pub norm_shift: Param<Tensor<1>>,
+    /// `EmbK`, `[vocab, heads K]`, with `token_keys_values`.
+    pub k_table: Option<TokenTable>,
+    /// `EmbV`, `[vocab, heads V]`, with `token_keys_values`.
+    pub v_table: Option<TokenTable>,
     /// Output map.
     pub o: Linear,
     #[module(skip)]
@@ -145,6 +158,15 @@ impl Rwkv7Config {
             self.gate_rank.unwrap_or_else(|| steps(0.6 * (width as f64).powf(0.8))),
         ]
     }
+
+    /// Checks the ranks for the layer of this name.
+    pub(crate) fn validate_ranks(&self, name: &'static str, width: usize) -> Result<(), MemoryError> {
+        let settings = ["decay_rank", "rate_rank", "value_rank", "gate_rank"];
+        match settings.into_iter().zip(self.ranks(width)).find(|(_, rank)| *rank == 0 || *rank > MOST_RANK) {
+            Some((setting, rank)) => Err(setting_error(name, setting, rank, format!("1 to {MOST_RANK}"))),
+            None => Ok(()),
+        }
+    }
 }
 
 impl LayerConfig for Rwkv7Config {
@@ -153,13 +175,10 @@ impl LayerConfig for Rwkv7Config {
 
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
         ctx.validate(NAME)?;
-        let settings = ["decay_rank", "rate_rank", "value_rank", "gate_rank"];
-        for (setting, rank) in settings.into_iter().zip(self.ranks(ctx.width)) {
-            if rank == 0 || rank > MOST_RANK {
-                return Err(setting_error(NAME, setting, rank, format!("1 to {MOST_RANK}")));
-            }
+        if self.token_keys_values {
+            validate_vocab(NAME, ctx, MOST_VOCAB)?;
         }
-        Ok(())
+        self.validate_ranks(NAME, ctx.width)
     }
 
     fn build(&self, ctx: &LayerContext, device: &Device) -> Result<Rwkv7, MemoryError> {
@@ -167,6 +186,8 @@ impl LayerConfig for Rwkv7Config {
         let (width, keys, values) = (ctx.width, ctx.key_width(), ctx.value_width());
         let [decay, rate, value, gate] = self.ranks(width);
         let mix = || placeholder([width], device);
+        let table =
+            |channels| self.token_keys_values.then(|| TokenTable::new(ctx.vocab, channels, None, device));
         Ok(Rwkv7 {
             shift: ShiftMix { r: mix(), w: mix(), k: mix(), v: mix(), a: mix(), g: mix() },
             r: linear(width, keys, device),
@@ -181,6 +202,8 @@ impl LayerConfig for Rwkv7Config {
             bonus: placeholder([ctx.heads, ctx.head_dim], device),
             norm: placeholder([values], device),
             norm_shift: placeholder([values], device),
+            k_table: table(keys),
+            v_table: table(values),
             o: linear(values, width, device),
             ctx: ctx.clone(),
         })
@@ -193,7 +216,9 @@ impl LayerConfig for Rwkv7Config {
         let first = if ctx.layer > 0 { low_rank(value, values) + values } else { 0 };
         let maps = 2 * width * (keys + values) + low_rank(decay, keys) + low_rank(rate, keys);
         // Per key channel: the two starts, removal, replacement, bonus. Per value channel: the two of the norm.
-        maps + low_rank(gate, values) + first + 6 * width + 5 * keys + 2 * values
+        let fixed = maps + low_rank(gate, values) + first + 6 * width + 5 * keys + 2 * values;
+        let tables = if self.token_keys_values { ctx.vocab.saturating_mul(keys + values) } else { 0 };
+        fixed.saturating_add(tables)
     }
 
     fn state_size(&self, ctx: &LayerContext, _tokens: usize) -> StateSize {
@@ -292,9 +317,14 @@ impl Rwkv7 {
 
         let r = self.r.forward(mixed(&self.shift.r));
         let w = sigmoid(self.decay.forward(mixed(&self.shift.w), Tensor::tanh)) * DECAY_RANGE;
-        let k = self.k.forward(mixed(&self.shift.k));
+        let mut k = self.k.forward(mixed(&self.shift.k));
         let x_v = mixed(&self.shift.v);
-        let v = self.values(x_v, shared);
+        let mut v = self.values(x_v, shared);
+        if let (Some(keys), Some(values)) = (&self.k_table, &self.v_table) {
+            let ids = shared.ids(NAME, &x, keys.vocab())?;
+            k = k * keys.of(ids.clone(), &x);
+            v = v * values.of(ids, &x);
+        }
         let a = sigmoid(self.rate.forward(mixed(&self.shift.a), same));
         let gate = self.gate.forward(mixed(&self.shift.g), sigmoid);
 

@@ -1,5 +1,6 @@
 //! Session state: what a layer carries from one token to the next, apart from its trained parameters.
 
+mod dea;
 mod kv;
 mod matrix;
 mod momentum;
@@ -10,6 +11,7 @@ mod ttt;
 
 use burn::tensor::TensorData;
 
+pub use dea::DeaState;
 pub use kv::KvState;
 pub use matrix::{ConvState, MatrixState, NormalisedState, RotaryState};
 pub use momentum::MomentumState;
@@ -85,6 +87,8 @@ pub enum MixerState {
     Rule(RuleMemoryState),
     /// A matrix memory and the last token: RWKV-7.
     Shifted(ShiftedState),
+    /// A matrix memory and an entry for every token: RWKV-7 with DEA.
+    Dea(DeaState),
 }
 
 macro_rules! each {
@@ -98,6 +102,7 @@ macro_rules! each {
             MixerState::Ttt($inner) => $result,
             MixerState::Rule($inner) => $result,
             MixerState::Shifted($inner) => $result,
+            MixerState::Dea($inner) => $result,
         }
     };
 }
@@ -114,6 +119,7 @@ impl MixerState {
             Self::Ttt(_) => "test-time training",
             Self::Rule(_) => "rule",
             Self::Shifted(_) => "token-shifted matrix",
+            Self::Dea(_) => "token-shifted matrix and token cache",
         }
     }
 }
@@ -166,5 +172,6 @@ conversions!(
     Momentum MomentumState "momentum matrix",
     Ttt TttMemoryState "test-time training",
     Rule RuleMemoryState "rule",
-    Shifted ShiftedState "token-shifted matrix"
+    Shifted ShiftedState "token-shifted matrix",
+    Dea DeaState "token-shifted matrix and token cache"
 );

@@ -2,17 +2,29 @@
 #![allow(dead_code)]
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Gradients, Tensor, TensorData};
+use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use fastweight_memory::parameters::{PathTracker, export, import};
-use fastweight_memory::{LayerContext, Mixer, MixerConfig, MixerState, State};
+use fastweight_memory::{
+    LayerContext, MemoryError, Mixer, MixerConfig, MixerState, Shared, State, TokenVectors,
+};
+use fastweight_ops::Offsets;
 
 pub const WIDTH: usize = 12;
 pub const CHUNK: usize = 32;
+pub const VOCAB: usize = 11;
 
 /// Two heads with K = 6 and V = 5, or K = V = 6 for a layer that needs it; second of three layers.
 pub fn context(config: &MixerConfig) -> LayerContext {
     let value_dim = if config.name() == "ttt_linear" { 6 } else { 5 };
-    LayerContext { head_dim: 6, value_dim, layer: 1, layers: 3, seed: 3, ..LayerContext::new(WIDTH, 2) }
+    LayerContext {
+        head_dim: 6,
+        value_dim,
+        layer: 1,
+        layers: 3,
+        seed: 3,
+        vocab: VOCAB,
+        ..LayerContext::new(WIDTH, 2)
+    }
 }
 
 /// Every mixer, with the options that change its way through the code.
@@ -38,6 +50,9 @@ pub fn mixers() -> Vec<(&'static str, MixerConfig)> {
         "kind = 'gated_delta_net'\nconv_width = 0\nallow_negative_eigenvalues = true",
         "kind = 'rwkv7'",
         "kind = 'rwkv7'\ndecay_rank = 3\nrate_rank = 2\nvalue_rank = 1\ngate_rank = 5",
+        "kind = 'rwkv7'\ntoken_keys_values = true",
+        "kind = 'rwkv7_dea'",
+        "kind = 'rwkv7_dea'\nquery_dim = 5\ncache_rank = 3\ndecay_rank = 2",
         "kind = 'gla'",
         "kind = 'gla'\nconv_width = 3\nrank = 2",
         "kind = 'hgrn2'",
@@ -60,6 +75,58 @@ pub fn mixers() -> Vec<(&'static str, MixerConfig)> {
 
 pub fn build(config: &MixerConfig, device: &Device) -> Mixer {
     config.init(&context(config), device).unwrap()
+}
+
+/// Ids that depend on the input of each token only, so that they go with it however it is cut, packed or batched.
+pub fn tokens(x: &Tensor<3>) -> Tensor<2, Int> {
+    let [batch, time, width] = x.dims();
+    let id = |token: &[f32]| (token[0].abs() * 1e4) as i64 % VOCAB as i64;
+    let ids: Vec<i64> = values(x).chunks(width).map(id).collect();
+    Tensor::from_data(TensorData::new(ids, [batch, time]), &x.device())
+}
+
+/// What a model with these tokens shares with its layers.
+pub fn shared(x: &Tensor<3>) -> Shared {
+    let tokens = tokens(x);
+    let vectors = TokenVectors { weight: input([VOCAB, x.dims()[2]], 77, &x.device()), norm: None };
+    Shared {
+        first_value: None,
+        embedded: Some(vectors.of(tokens.clone()).unwrap()),
+        tokens: Some(tokens),
+        residual: Some(x.clone() * 1.5),
+        vectors: Some(vectors),
+    }
+}
+
+/// A mixer that reads as a model would have it read.
+pub trait Reads {
+    /// As `Mixer::forward`.
+    fn read(
+        &self,
+        x: Tensor<3>,
+        state: Option<MixerState>,
+        offsets: Option<&Offsets>,
+    ) -> Result<(Tensor<3>, MixerState), MemoryError>;
+
+    /// As `Mixer::step`.
+    fn read_token(&self, x: Tensor<2>, state: MixerState) -> Result<(Tensor<2>, MixerState), MemoryError>;
+}
+
+impl Reads for Mixer {
+    fn read(
+        &self,
+        x: Tensor<3>,
+        state: Option<MixerState>,
+        offsets: Option<&Offsets>,
+    ) -> Result<(Tensor<3>, MixerState), MemoryError> {
+        let mut shared = shared(&x);
+        self.forward_shared(x, state, offsets, &mut shared)
+    }
+
+    fn read_token(&self, x: Tensor<2>, state: MixerState) -> Result<(Tensor<2>, MixerState), MemoryError> {
+        let mut shared = shared(&x.clone().unsqueeze_dim(1));
+        self.step_shared(x, state, &mut shared)
+    }
 }
 
 /// Numbers in (-1, 1) that depend on the seed only.

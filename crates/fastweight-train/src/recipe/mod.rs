@@ -9,7 +9,7 @@ mod resolve;
 mod task;
 mod validate;
 
-use fastweight_memory::{ChannelMixerConfig, MixerConfig};
+use fastweight_memory::{ChannelMixerConfig, MixerConfig, NormKind};
 use serde::{Deserialize, Serialize};
 
 pub use changes::{QuickRecipe, TrainChanges};
@@ -157,6 +157,12 @@ pub struct ModelRecipe {
     pub mlp_hidden: Option<usize>,
     /// Whether the head shares the embedding's weights.
     pub tied: Option<bool>,
+    /// Kind of the norms: `rms` or `layer`; RMS when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm: Option<NormKind>,
+    /// Whether the embeddings pass a norm before the first block.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding_norm: Option<bool>,
     /// Epsilon of the norms.
     pub norm_eps: Option<f64>,
 }

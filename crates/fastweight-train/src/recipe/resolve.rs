@@ -128,6 +128,8 @@ impl ModelRecipe {
             channel_mixers: self.channel_mixers.clone().or_else(|| shared.channel_mixers.clone()),
             mlp_hidden: self.mlp_hidden.or(shared.mlp_hidden),
             tied: self.tied.or(shared.tied),
+            norm: self.norm.or(shared.norm),
+            embedding_norm: self.embedding_norm.or(shared.embedding_norm),
             norm_eps: self.norm_eps.or(shared.norm_eps),
         }
     }
@@ -155,6 +157,8 @@ impl ModelRecipe {
         config.value_dim = self.value_dim.or(config.value_dim);
         config.mlp_hidden = self.mlp_hidden.or(config.mlp_hidden);
         config.tied = self.tied.unwrap_or(config.tied);
+        config.norm = self.norm.unwrap_or(config.norm);
+        config.embedding_norm = self.embedding_norm.unwrap_or(config.embedding_norm);
         config.norm_eps = self.norm_eps.unwrap_or(config.norm_eps);
         if let Some(mixers) = &self.mixers {
             config.mixers.clone_from(mixers);

@@ -33,6 +33,8 @@ const CHUNK: usize = 32;
 /// Tensors of a chunk's tokens, and of one matrix state, in a kernel thread's workspace.
 const CHUNK_TENSORS: f64 = 12.0;
 const MATRIX_TENSORS: f64 = 4.0;
+/// Tensors of scores that an attention of tensor operations keeps; half of each lies before the diagonal.
+const SCORE_TENSORS: f64 = 6.0;
 
 /// Tokens up to which a ledger counts; a session that holds more of them than this fits nowhere.
 const MOST_TOKENS: usize = 1 << 36;
@@ -94,7 +96,8 @@ pub fn of(config: &ModelConfig, work: Work) -> Vec<Part> {
     match work {
         Work::Training { batch, time, scored, evaluated, text } => {
             let tokens = batch as f64 * time as f64;
-            let kept: f64 = (0..config.layers).map(|layer| kept(config, layer)).sum();
+            let kept: f64 =
+                (0..config.layers).map(|layer| kept(config, layer) + kept_by_id(config, layer, time)).sum();
             let matrices = matrix_layers(config);
             let states = matrices * states(config, batch, time);
             let logits = batch as f64 * scored as f64 * config.vocab as f64 * 2.0 * FLOAT32;
@@ -251,6 +254,29 @@ fn kept(config: &ModelConfig, layer: usize) -> f64 {
     // Reading, what the kernel saves of it, and with a matrix memory the output gate and the gated reading.
     let readings = if is_matrix(config, layer) { 4.0 } else { 2.0 };
     block + experts_kept(config, layer) + inputs + readings * values
+}
+
+/// Numbers of a token that a layer keeps for its backward pass where it has vectors for each token id: the rows of its
+/// tables, what is added to and multiplied with them, and the scores of an attention that is tensor operations.
+fn kept_by_id(config: &ModelConfig, layer: usize, time: usize) -> f64 {
+    let [keys, values] = channels(config);
+    let (width, rows) = (config.width as f64, 3.0);
+    let mixer = match config.mixer(layer) {
+        MixerConfig::Rwkv7(options) if options.token_keys_values => rows * (0.5 * keys + values),
+        MixerConfig::Rwkv7Dea(options) => {
+            let query = options.query_dim as f64;
+            SCORE_TENSORS * 0.5 * time as f64 + 6.0 * query + (rows + 6.0) * (query + width)
+        }
+        _ => 0.0,
+    };
+    let channel = match config.channel_mixer(layer) {
+        ChannelMixerConfig::DeepEmbed(_) => rows * width,
+        ChannelMixerConfig::Rwkv7DeepEmbed(options) => {
+            rows * (options.rank as f64).powi(2) + 2.0 * config.mlp_hidden() as f64
+        }
+        _ => 0.0,
+    };
+    mixer + channel
 }
 
 /// Numbers of a token in flight while one layer computes, forward or backward.

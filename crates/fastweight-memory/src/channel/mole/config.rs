@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{ExpertNetworks, ExpertTables, Experts, Mole};
 use crate::channel::{MOST_HIDDEN, SwiGlu, SwiGluConfig};
 use crate::context::setting_error;
-use crate::{LayerContext, MemoryError, linear};
+use crate::{LayerContext, MemoryError, StateSize, linear};
 
 const NAME: &str = MoleConfig::NAME;
 
@@ -51,6 +51,10 @@ impl MoleConfig {
     /// Numbers in the tables of a layer, whether or not it has them; `usize::MAX` when there are more.
     pub fn table_size(&self, ctx: &LayerContext) -> usize {
         ctx.vocab.saturating_mul(self.experts).saturating_mul(ctx.width)
+    }
+
+    pub(in crate::channel) fn state_size(&self, _ctx: &LayerContext) -> StateSize {
+        StateSize::default()
     }
 
     /// Checks the options against the layer's geometry.

@@ -3,11 +3,9 @@
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::module::embedding as look_up;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use fastweight_ops::is_flex;
 
 use super::NAME;
 use crate::channel::SwiGlu;
-use crate::context::setting_error;
 use crate::init::placeholder;
 use crate::parameters;
 use crate::{LayerContext, MemoryError, RmsNorm, Shared};
@@ -38,17 +36,15 @@ pub enum Experts {
 
 impl Experts {
     /// The sum of all experts' outputs, `[B, T, width]`, weighed by `gates [B, T, experts]`.
-    pub(super) fn forward(&self, gates: Tensor<3>, shared: &Shared) -> Result<Tensor<3>, MemoryError> {
-        let missing = |what, field| MemoryError::Missing { layer: NAME, what, field };
+    pub(super) fn forward(
+        &self,
+        x: &Tensor<3>,
+        gates: Tensor<3>,
+        shared: &Shared,
+    ) -> Result<Tensor<3>, MemoryError> {
         match self {
-            Self::Networks(networks) => match &shared.embedded {
-                Some(embedded) => networks.forward(gates, embedded.clone()),
-                None => Err(missing("the tokens' vectors", "embedded")),
-            },
-            Self::Tables(tables) => match &shared.tokens {
-                Some(tokens) => tables.forward(gates, tokens.clone()),
-                None => Err(missing("token ids", "tokens")),
-            },
+            Self::Networks(networks) => networks.forward(gates, shared.vectors_of(NAME, x)?),
+            Self::Tables(tables) => Ok(tables.forward(gates, shared.ids(NAME, x, tables.vocab())?)),
         }
     }
 
@@ -80,14 +76,9 @@ impl ExpertNetworks {
     }
 
     fn forward(&self, gates: Tensor<3>, embedded: Tensor<3>) -> Result<Tensor<3>, MemoryError> {
-        let [batch, time, _] = gates.dims();
-        let [_, _, width] = embedded.dims();
-        if embedded.dims() != [batch, time, self.width()] {
-            let expected = format!("[{batch}, {time}, {}] for the vectors of its tokens", self.width());
-            return Err(MemoryError::Input { layer: NAME, found: embedded.dims().into(), expected });
-        }
+        let shape = embedded.dims();
         let vectors = self.norm.forward(embedded)?;
-        let mut sum = Tensor::zeros([batch, time, width], (&vectors.device(), vectors.dtype()));
+        let mut sum = Tensor::zeros(shape, (&vectors.device(), vectors.dtype()));
         for (expert, network) in self.networks.iter().enumerate() {
             sum = sum + network.forward(vectors.clone())? * gates.clone().narrow(2, expert, 1);
         }
@@ -133,23 +124,18 @@ impl ExpertTables {
         Self { table: placeholder([vocab, experts, width], device) }
     }
 
-    fn forward(&self, gates: Tensor<3>, tokens: Tensor<2, Int>) -> Result<Tensor<3>, MemoryError> {
-        let [batch, time, _] = gates.dims();
-        if tokens.dims() != [batch, time] {
-            let expected = format!("[{batch}, {time}] for its tokens");
-            return Err(MemoryError::Input { layer: NAME, found: tokens.dims().into(), expected });
-        }
+    fn forward(&self, gates: Tensor<3>, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let [batch, time] = tokens.dims();
         let table = self.table.val();
         let [vocab, experts, width] = table.dims();
-        // Read on the CPU only; other devices would have to wait for the values.
-        if is_flex(&tokens.device())
-            && let Some(id) = tokens.to_data().iter::<i64>().find(|id| !(0..vocab as i64).contains(id))
-        {
-            return Err(setting_error(NAME, "token id", id, format!("0 or more, and below vocab = {vocab}")));
-        }
         let rows = look_up(table.reshape([vocab, experts * width]), tokens);
         let rows = rows.reshape([batch, time, experts, width]) * gates.unsqueeze_dim::<4>(3);
-        Ok(rows.sum_dim(2).squeeze_dim(2))
+        rows.sum_dim(2).squeeze_dim(2)
+    }
+
+    /// Tokens that have rows.
+    fn vocab(&self) -> usize {
+        self.table.lazy_shape()[0]
     }
 
     /// Bytes of the rows of one token.

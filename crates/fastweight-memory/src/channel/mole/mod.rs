@@ -49,7 +49,7 @@ impl Mole {
     pub fn forward(&self, x: Tensor<3>, shared: &Shared) -> Result<Tensor<3>, MemoryError> {
         check_sequence(NAME, self.width, &x, None, None)?;
         let gates = softmax(self.router.forward(x.clone()), 2);
-        let routed = self.experts.forward(gates, shared)?;
+        let routed = self.experts.forward(&x, gates, shared)?;
         match &self.shared {
             Some(map) => Ok(map.forward(x)? + routed),
             None => Ok(routed),

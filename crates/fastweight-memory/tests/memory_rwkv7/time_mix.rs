@@ -1,36 +1,14 @@
-//! The RWKV-7 time mix against its formulas, written as plain float64 loops over one sequence, and what a model's
-//! later layers take from its first.
-
-mod common;
-
-use std::collections::HashMap;
+//! The time mix, and what a model's later layers take from its first.
 
 use burn::tensor::{Device, Tensor};
-use common::*;
-use fastweight_memory::parameters::export;
 use fastweight_memory::{LayerContext, Mixer, MixerConfig, Shared};
 
-type Rows = Vec<Vec<f64>>;
+use crate::common::*;
+use crate::plain::*;
 
 const HEADS: usize = 2;
 
-fn sigmoid(x: f64) -> f64 {
-    1.0 / (1.0 + (-x).exp())
-}
-
-fn map(weight: &[f64], x: &[f64]) -> Vec<f64> {
-    let outputs = weight.len() / x.len();
-    (0..outputs).map(|o| (0..x.len()).map(|i| x[i] * weight[i * outputs + o]).sum()).collect()
-}
-
-/// Parameters of a layer by name.
-struct Plain(HashMap<String, Vec<f64>>);
-
 impl Plain {
-    fn get(&self, name: &str) -> &[f64] {
-        &self.0[name]
-    }
-
     fn low_rank(&self, name: &str, x: &[f64], inner: fn(f64) -> f64) -> Vec<f64> {
         let hidden: Vec<f64> = map(self.get(&format!("{name}.lora_a")), x).into_iter().map(inner).collect();
         let y = map(self.get(&format!("{name}.lora_b")), &hidden);
@@ -41,7 +19,7 @@ impl Plain {
     }
 
     /// Outputs `[T, width]` and values `[T, heads V]` of the layer; `first` are the values of the first layer.
-    fn run(&self, x: &Rows, first: Option<&Rows>) -> (Rows, Rows) {
+    fn run(&self, x: &Rows, first: Option<&Rows>, ids: &[usize]) -> (Rows, Rows) {
         let (keys, values) = (self.get("removal").len() / HEADS, self.get("norm").len() / HEADS);
         let mut states = vec![vec![vec![0.0; keys]; values]; HEADS];
         let (mut outputs, mut all_values) = (Rows::new(), Rows::new());
@@ -52,13 +30,18 @@ impl Plain {
                 (0..now.len()).map(|c| (1.0 - mix[c]) * now[c] + mix[c] * before[c]).collect()
             };
             let r = map(self.get("r.weight"), &lerp("r"));
-            let k = map(self.get("k.weight"), &lerp("k"));
+            let mut k = map(self.get("k.weight"), &lerp("k"));
             let mut v = map(self.get("v.weight"), &lerp("v"));
+            let made = v.clone();
             if let (Some(first), true) = (first, self.0.contains_key("first_value.start")) {
                 let share = self.low_rank("first_value", &lerp("v"), |x| x);
                 for c in 0..v.len() {
                     v[c] += (first[t][c] - v[c]) * sigmoid(share[c]);
                 }
+            }
+            if self.0.contains_key("k_table.token_table") {
+                k = product(&k, &self.table("k_table", ids[t], &[]));
+                v = product(&v, &self.table("v_table", ids[t], &[]));
             }
             let w: Vec<f64> = self
                 .low_rank("decay", &lerp("w"), f64::tanh)
@@ -97,60 +80,49 @@ impl Plain {
                 }
             }
             outputs.push(map(self.get("o.weight"), &reading));
-            all_values.push(v);
+            all_values.push(made);
         }
         (outputs, all_values)
     }
 }
 
-fn config() -> MixerConfig {
-    toml::from_str("kind = 'rwkv7'\ndecay_rank = 3\nrate_rank = 2\nvalue_rank = 4\ngate_rank = 5").unwrap()
+/// Outputs and values of the time mix whose parameters have this prefix.
+pub fn time_mix(p: &Plain, under: &str, x: &Rows, first: Option<&Rows>, ids: &[usize]) -> (Rows, Rows) {
+    let own =
+        |(name, values): (&String, &Vec<f64>)| Some((name.strip_prefix(under)?.to_owned(), values.clone()));
+    Plain(p.0.iter().filter_map(own).collect()).run(x, first, ids)
 }
+
+const OPTIONS: &str = "kind = 'rwkv7'\ndecay_rank = 3\nrate_rank = 2\nvalue_rank = 4\ngate_rank = 5";
 
 /// A layer with every parameter off its initial value, where many are zero or alike.
-fn layer(index: usize, device: &Device) -> (Mixer, Plain) {
-    let ctx = LayerContext { layer: index, ..context(&config()) };
-    let mixer = config().init(&ctx, device).unwrap();
-    let directions: Vec<Vec<f32>> = export(&mixer)
-        .iter()
-        .enumerate()
-        .map(|(i, (_, data))| numbers(data.num_elements(), 50 + (10 * index + i) as u64))
-        .collect();
-    let mixer = moved(&mixer, &directions, 0.3);
-    let values = export(&mixer).into_iter().map(|(name, data)| (name, data.iter::<f64>().collect()));
-    let plain = Plain(values.collect());
-    (mixer, plain)
-}
-
-fn rows(x: &Tensor<3>) -> Rows {
-    let width = x.dims()[2];
-    values(x).chunks(width).map(|row| row.iter().map(|v| f64::from(*v)).collect()).collect()
-}
-
-fn flat(rows: &Rows) -> Vec<f32> {
-    rows.iter().flatten().map(|v| *v as f32).collect()
+fn layer(options: &str, index: usize, device: &Device) -> (Mixer, Plain) {
+    let config: MixerConfig = toml::from_str(options).unwrap();
+    let ctx = LayerContext { layer: index, ..context(&config) };
+    Plain::of(config.init(&ctx, device).unwrap(), 50 + 10 * index as u64)
 }
 
 #[test]
 fn the_time_mix_computes_its_formula() {
     let device = Device::flex();
-    for index in [0, 1] {
-        let (mixer, plain) = layer(index, &device);
+    let tables = format!("{OPTIONS}\ntoken_keys_values = true");
+    for (index, options) in [(0, OPTIONS), (1, OPTIONS), (1, &tables)] {
+        let (mixer, plain) = layer(options, index, &device);
         let x = input([1, 37, WIDTH], 1, &device);
-        let (expected, _) = plain.run(&rows(&x), None);
-        let (y, _) = mixer.forward(x, None, None).unwrap();
-        assert_close(&format!("layer {index}"), &values(&y), &flat(&expected), 2e-5);
+        let (expected, _) = plain.run(&rows(&x), None, &token_ids(&x).0);
+        let (y, _) = mixer.read(x, None, None).unwrap();
+        assert_close(&format!("layer {index}, {options}"), &values(&y), &flat(&expected), 2e-5);
     }
 }
 
 #[test]
 fn later_layers_mix_in_the_values_of_the_first() {
     let device = Device::flex();
-    let (first, second) = (layer(0, &device), layer(1, &device));
+    let (first, second) = (layer(OPTIONS, 0, &device), layer(OPTIONS, 1, &device));
     let x = input([1, 20, WIDTH], 2, &device);
-    let (expected, first_values) = first.1.run(&rows(&x), None);
-    let (expected, _) = second.1.run(&expected, Some(&first_values));
-    let alone = second.1.run(&first.1.run(&rows(&x), None).0, None).0;
+    let (expected, first_values) = first.1.run(&rows(&x), None, &[]);
+    let (expected, _) = second.1.run(&expected, Some(&first_values), &[]);
+    let alone = second.1.run(&first.1.run(&rows(&x), None, &[]).0, None, &[]).0;
 
     let mut shared = Shared::default();
     let (y, first_state) = first.0.forward_shared(x.clone(), None, None, &mut shared).unwrap();
