@@ -282,8 +282,22 @@ fn kept_by_id(config: &ModelConfig, layer: usize, time: usize) -> f64 {
 /// Numbers of a token in flight while one layer computes, forward or backward.
 fn working(config: &ModelConfig) -> f64 {
     let [keys, values] = channels(config);
+    let by_id = (0..config.layers).map(|layer| working_by_id(config, layer)).fold(0.0, f64::max);
     let experts = (0..config.layers).map(|layer| experts_working(config, layer)).fold(0.0, f64::max);
-    4.0 * config.mlp_hidden() as f64 + experts + 3.0 * (keys + values) + 5.0 * config.width as f64
+    4.0 * config.mlp_hidden() as f64 + experts + 3.0 * (keys + values) + 5.0 * config.width as f64 + by_id
+}
+
+/// Numbers of a token in flight where a layer has vectors for each token id, fitted as those of [`working`].
+fn working_by_id(config: &ModelConfig, layer: usize) -> f64 {
+    let mixer = match config.mixer(layer) {
+        MixerConfig::Rwkv7Dea(options) => 4.0 * (options.query_dim + config.width) as f64,
+        _ => 0.0,
+    };
+    let channel = match config.channel_mixer(layer) {
+        ChannelMixerConfig::Rwkv7DeepEmbed(options) => 2.5 * (options.rank as f64).powi(2),
+        _ => 0.0,
+    };
+    mixer.max(channel)
 }
 
 /// Bytes in flight while tokens are read without gradients.
