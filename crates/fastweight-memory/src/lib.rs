@@ -34,6 +34,7 @@ pub use layers::{Layer, LayerConfig};
 pub use mixer::{Mixer, Shared};
 pub use projection::{LowRankLinear, Projection, RmsNorm, linear};
 pub use state::{
-    ConvState, KvState, MatrixState, MixerState, MomentumState, NormalisedState, RotaryState,
-    RuleMemoryState, ShiftedState, State, StateSize, TttMemoryState,
+    ConvState, DeepMemoryState, KvState, MatrixState, MemoryAttentionState, MixerState, MomentumState,
+    NormalisedState, RotaryState, RuleMemoryState, SegmentState, ShiftedState, State, StateSize,
+    TttMemoryState,
 };

@@ -63,7 +63,10 @@ impl PathTracker {
 pub fn group_of(name: &str, rank: usize) -> ParameterGroup {
     let mut parts = name.rsplit('.');
     let (leaf, parent) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
-    let vector = matches!(leaf, "conv" | "embedding" | "table" | "ln_weight" | "ln_bias" | "start_bias");
+    let vector = matches!(
+        leaf,
+        "conv" | "embedding" | "table" | "persistent" | "ln_weight" | "ln_bias" | "start_bias"
+    );
     if rank < 2 || vector || parent == "embedding" { ParameterGroup::NoDecay } else { ParameterGroup::Decay }
 }
 
