@@ -104,6 +104,16 @@ fn a_session_holds_no_more_after_many_tokens() {
         assert_eq!(state.bytes(), config.state_size(&ctx, 1031).total(), "{recipe}");
         assert!(state.bytes() <= most, "{recipe}");
     }
+    // Beside a memory attention keeps no room to spare, token by token either.
+    for recipe in &ALL[..4] {
+        let (mixer, config) = mixer(recipe);
+        let mut state = mixer.zero_state(1, &device);
+        for tokens in 1..20 {
+            state = mixer.step(input([1, WIDTH], tokens as u64, &device), state).unwrap().1;
+            let size = config.state_size(&context(&config), tokens);
+            assert_eq!(state.bytes(), size.total(), "{recipe}, {tokens} tokens");
+        }
+    }
 }
 
 #[test]
