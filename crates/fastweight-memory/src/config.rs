@@ -8,10 +8,11 @@ use crate::choice::{self, Choice, Options};
 use crate::context::{MOST_WINDOW, validate_conv};
 use crate::init::initialise;
 use crate::layers::{
-    CombaConfig, DeltaNetConfig, DeltaProductConfig, Elu1LinearAttentionConfig, GatedDeltaNetConfig,
-    GatedLinearAttentionConfig, Hgrn2Config, KimiDeltaAttentionConfig, LayerConfig, LightningAttentionConfig,
-    LinearAttentionConfig, Mamba2Config, RetNetConfig, RuleConfig, Rwkv7Config, Rwkv7DeaConfig,
-    SoftmaxAttentionConfig, TitansConfig, TttLinearConfig,
+    CombaConfig, DeltaNetConfig, DeltaProductConfig, DlaConfig, Elu1LinearAttentionConfig,
+    GatedDeltaNetConfig, GatedLinearAttentionConfig, Hgrn2Config, KimiDeltaAttentionConfig, LayerConfig,
+    LightningAttentionConfig, LinearAttentionConfig, Mamba2Config, RetNetConfig, RuleConfig, Rwkv7Config,
+    Rwkv7DeaConfig, SoftmaxAttentionConfig, TitansConfig, TitansMacConfig, TitansMagConfig, TitansMalConfig,
+    TitansMlpConfig, TttLinearConfig, TttMlpConfig,
 };
 use crate::{LayerContext, MemoryError, Mixer, StateSize};
 
@@ -57,6 +58,18 @@ pub enum MixerConfig {
     Titans(TitansConfig),
     /// `ttt_linear`: an inner linear model that learns while it reads, in mini-batches.
     TttLinear(TttLinearConfig),
+    /// `ttt_mlp`: an inner two-layer network that learns while it reads, in mini-batches.
+    TttMlp(TttMlpConfig),
+    /// `titans_mlp`: a network for a memory, written with momentum.
+    TitansMlp(TitansMlpConfig),
+    /// `titans_mac`: Titans, memory as a context of attention, segment by segment.
+    TitansMac(TitansMacConfig),
+    /// `titans_mag`: Titans, memory as a gate beside attention in a window.
+    TitansMag(TitansMagConfig),
+    /// `titans_mal`: Titans, memory as a layer below attention in a window.
+    TitansMal(TitansMalConfig),
+    /// `dla`: deep linear attention, a network for a memory with the dot product for a loss.
+    Dla(DlaConfig),
     /// `rule`: any sound rule of the algebra, by its four choices.
     Rule(RuleConfig),
     /// `rwkv7`: the time mix of RWKV-7.
@@ -71,7 +84,8 @@ macro_rules! each {
     ($config:expr, $variant:ident, $inner:ident => $result:expr) => {
         each!(@ $config, $variant, $inner, $result, SoftmaxAttention LinearAttention Elu1LinearAttention
             RetNet LightningAttention Mamba2 DeltaNet GatedDeltaNet
-            GatedLinearAttention Hgrn2 KimiDeltaAttention Comba DeltaProduct Titans TttLinear Rule Rwkv7 Rwkv7Dea)
+            GatedLinearAttention Hgrn2 KimiDeltaAttention Comba DeltaProduct Titans TttLinear TttMlp TitansMlp
+            TitansMac TitansMag TitansMal Dla Rule Rwkv7 Rwkv7Dea)
     };
     (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
         match $config {
@@ -86,7 +100,7 @@ macro_rules! each {
 
 impl MixerConfig {
     /// Names of all mixers, in the order of the documentation.
-    pub const NAMES: [&'static str; 18] = [
+    pub const NAMES: [&'static str; 24] = [
         SoftmaxAttentionConfig::NAME,
         LinearAttentionConfig::NAME,
         Elu1LinearAttentionConfig::NAME,
@@ -102,6 +116,12 @@ impl MixerConfig {
         DeltaProductConfig::NAME,
         TitansConfig::NAME,
         TttLinearConfig::NAME,
+        TttMlpConfig::NAME,
+        TitansMlpConfig::NAME,
+        TitansMacConfig::NAME,
+        TitansMagConfig::NAME,
+        TitansMalConfig::NAME,
+        DlaConfig::NAME,
         RuleConfig::NAME,
         Rwkv7Config::NAME,
         Rwkv7DeaConfig::NAME,
@@ -172,6 +192,15 @@ impl MixerConfig {
         each!(self, Layer, config => config.state_size(ctx, tokens))
     }
 
+    /// Bytes that all heads together keep of a token for the backward pass, where their memories are deep; none for a layer
+    /// with a size that [`MixerConfig::validate`] refuses as too large.
+    pub fn deep_training_bytes(&self, ctx: &LayerContext) -> Option<usize> {
+        if !self.is_countable(ctx, 0) {
+            return None;
+        }
+        each!(self, Layer, config => config.deep_training_bytes(ctx))
+    }
+
     /// Whether no product of the layer's sizes overflows.
     fn is_countable(&self, ctx: &LayerContext, tokens: usize) -> bool {
         let conv_width = self.conv_width();
@@ -185,6 +214,12 @@ impl MixerConfig {
             Self::GatedLinearAttention(config) => config.validate_rank().is_ok(),
             Self::Rwkv7(config) => config.validate_ranks(self.name(), ctx.width).is_ok(),
             Self::Rwkv7Dea(config) => config.validate_sizes(ctx.width).is_ok(),
+            Self::TttMlp(config) => config.options().validate_memory().is_ok(),
+            Self::TitansMlp(config) => config.options().validate_memory().is_ok(),
+            Self::Dla(config) => config.options().validate_memory().is_ok(),
+            Self::TitansMac(config) => config.validate_sizes().is_ok(),
+            Self::TitansMag(config) => config.validate_sizes().is_ok(),
+            Self::TitansMal(config) => config.validate_sizes().is_ok(),
             _ => true,
         };
         known
@@ -229,6 +264,12 @@ impl Choice for MixerConfig {
             CombaConfig::NAME => parse(options).map(Self::Comba),
             DeltaProductConfig::NAME => parse(options).map(Self::DeltaProduct),
             TttLinearConfig::NAME => parse(options).map(Self::TttLinear),
+            TttMlpConfig::NAME => parse(options).map(Self::TttMlp),
+            TitansMlpConfig::NAME => parse(options).map(Self::TitansMlp),
+            TitansMacConfig::NAME => parse(options).map(Self::TitansMac),
+            TitansMagConfig::NAME => parse(options).map(Self::TitansMag),
+            TitansMalConfig::NAME => parse(options).map(Self::TitansMal),
+            DlaConfig::NAME => parse(options).map(Self::Dla),
             TitansConfig::NAME => parse(options).map(Self::Titans),
             RuleConfig::NAME => {
                 parse::<RuleConfig>(options).and_then(|config| match config.rule.validate() {

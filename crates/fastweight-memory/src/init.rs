@@ -59,6 +59,7 @@ fn step_size_bias(heads: usize, smallest: f64, largest: f64) -> Vec<f32> {
 /// | `dt_bias` | `softplus^-1(dt)`, dt even in the logarithm over [0.001, 0.1), unless the layer chose it ([`step_sizes`]) |
 /// | `decay_bias` | even over (0, 4], the largest first: `logsigmoid(b) / 16` remembers 900 to 23 tokens |
 /// | `start_bias`, `ln_bias` | normal, standard deviation 0.02 |
+/// | `persistent` | normal, standard deviation 1, as normalised tokens have it |
 /// | `d` | 0.02 |
 /// | norms, `ln_weight`, `d_skip`, `b_logit`, `token_table` | 1 |
 /// | `bias` of a layer normalisation | 0 |
@@ -113,6 +114,7 @@ fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
         ("start_bias" | "ln_bias", _) => fill(&mut |s| EMBEDDING_STD * s.normal()),
         ("d", _) => vec![0.02; count],
         ("bias", _) => vec![0.0; count],
+        ("persistent", _) => fill(&mut |s| s.normal()),
         ("token_table", "maps") => fill(&mut |s| EMBEDDING_STD * s.normal()),
         ("ln_weight" | "token_table", _) => vec![1.0; count],
         _ if shape.len() == 1 => vec![1.0; count],

@@ -39,7 +39,8 @@ pub use mixer::{Mixer, Shared};
 pub use norm::{LayerNorm, Norm, NormKind};
 pub use projection::{LowRankLinear, Projection, RmsNorm, linear};
 pub use state::{
-    ConvState, DeaState, KvState, MatrixState, MixerState, MomentumState, NormalisedState, RotaryState,
-    RuleMemoryState, ShiftedState, State, StateSize, TttMemoryState,
+    ConvState, DeaState, DeepMemoryState, KvState, MatrixState, MemoryAttentionState, MixerState,
+    MomentumState, NormalisedState, RotaryState, RuleMemoryState, SegmentState, ShiftedState, State,
+    StateSize, TttMemoryState,
 };
 pub use token_table::{TokenTable, TokenVectors};

@@ -5,9 +5,9 @@ use burn::tensor::{Device, Int, Tensor};
 use fastweight_ops::Offsets;
 
 use crate::layers::{
-    Comba, DeltaNet, DeltaProduct, Elu1LinearAttention, GatedDeltaNet, GatedLinearAttention, Hgrn2,
+    Comba, DeltaNet, DeltaProduct, Dla, Elu1LinearAttention, GatedDeltaNet, GatedLinearAttention, Hgrn2,
     KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Mamba2, RetNet, RuleMemory, Rwkv7,
-    Rwkv7Dea, SoftmaxAttention, Titans, TttLinear,
+    Rwkv7Dea, SoftmaxAttention, Titans, TitansMac, TitansMag, TitansMal, TitansMlp, TttLinear, TttMlp,
 };
 use crate::{MemoryError, MixerState, TokenVectors};
 
@@ -46,6 +46,12 @@ pub enum Mixer {
     DeltaProduct(DeltaProduct),
     Titans(Titans),
     TttLinear(TttLinear),
+    TttMlp(TttMlp),
+    TitansMlp(TitansMlp),
+    TitansMac(TitansMac),
+    TitansMag(TitansMag),
+    TitansMal(TitansMal),
+    Dla(Dla),
     Rule(RuleMemory),
     Rwkv7(Rwkv7),
     Rwkv7Dea(Rwkv7Dea),
@@ -69,6 +75,12 @@ macro_rules! each {
             Mixer::Comba($layer) => $result,
             Mixer::DeltaProduct($layer) => $result,
             Mixer::TttLinear($layer) => $result,
+            Mixer::TttMlp($layer) => $result,
+            Mixer::TitansMlp($layer) => $result,
+            Mixer::TitansMac($layer) => $result,
+            Mixer::TitansMag($layer) => $result,
+            Mixer::TitansMal($layer) => $result,
+            Mixer::Dla($layer) => $result,
             Mixer::Rule($layer) => $result,
             Mixer::Rwkv7($layer) => $result,
             Mixer::Rwkv7Dea($layer) => $result,

@@ -65,7 +65,14 @@ pub fn group_of(name: &str, rank: usize) -> ParameterGroup {
     let (leaf, parent) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
     let vector = matches!(
         leaf,
-        "conv" | "embedding" | "table" | "ln_weight" | "ln_bias" | "start_bias" | "token_table"
+        "conv"
+            | "embedding"
+            | "table"
+            | "persistent"
+            | "ln_weight"
+            | "ln_bias"
+            | "start_bias"
+            | "token_table"
     );
     if rank < 2 || vector || parent == "embedding" { ParameterGroup::NoDecay } else { ParameterGroup::Decay }
 }

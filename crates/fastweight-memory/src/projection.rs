@@ -5,11 +5,12 @@ use burn::nn::Linear;
 use burn::tensor::activation::silu;
 use burn::tensor::module::linear as affine;
 use burn::tensor::{Device, Tensor};
-use fastweight_ops::norm::rms_norm;
+use fastweight_ops::norm::{l2_normalise, rms_norm};
 use fastweight_ops::short_conv::short_convolution;
 use fastweight_ops::{Offsets, OpError, Path};
 
 use crate::init::placeholder;
+use crate::layers::L2_EPS;
 use crate::{ConvState, LayerContext, MemoryError};
 
 /// A linear map `[.., inputs] -> [.., outputs]` without bias, zero until it is initialised.
@@ -155,6 +156,18 @@ impl Qkv<'_> {
             _ => None,
         };
         Ok(Heads { q: split_heads(q, heads), k: split_heads(k, kv_heads), v: split_heads(v, kv_heads), conv })
+    }
+
+    /// [`Qkv::forward`] with unit queries and keys, and as many heads of all three.
+    pub(crate) fn unit(
+        &self,
+        x: Tensor<3>,
+        conv: Option<ConvState>,
+        offsets: Option<&Offsets>,
+        heads: usize,
+    ) -> Result<Heads, MemoryError> {
+        let Heads { q, k, v, conv } = self.forward(x, conv, offsets, heads, heads)?;
+        Ok(Heads { q: l2_normalise(q, L2_EPS), k: l2_normalise(k, L2_EPS), v, conv })
     }
 }
 

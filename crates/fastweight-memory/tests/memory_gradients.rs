@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::collections::HashMap;
+
 use burn::tensor::{Device, Tensor};
 use common::*;
 use fastweight_memory::parameters::list;
@@ -54,7 +56,15 @@ fn a_step_along_a_direction_changes_the_loss_as_the_gradient_says() {
         let x = input([1, 7, WIDTH], 10, &device);
         let start = || mixer.read(input([1, 3, WIDTH], 13, &device), None, None).unwrap().1.detach();
         let grads = loss(&mixer, x.clone(), Some(start())).backward();
-        let all = gradients(&mixer, &grads);
+        let sizes: HashMap<String, usize> =
+            list(&mixer).into_iter().map(|info| (info.name, info.shape.iter().product())).collect();
+        // Tokens in front of a text do nothing in the middle of it.
+        let outside = |(parameter, gradient): (String, Option<Vec<f32>>)| {
+            let size = sizes[&parameter];
+            let gradient = gradient.or_else(|| (parameter == "persistent").then(|| vec![0.0; size]));
+            (parameter, gradient)
+        };
+        let all: Vec<_> = gradients(&mixer, &grads).into_iter().map(outside).collect();
         // Each parameter alone, then all together.
         for chosen in (0..all.len()).map(Some).chain([None]) {
             let direction: Vec<Vec<f32>> = all

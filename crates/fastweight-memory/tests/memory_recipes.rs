@@ -1,7 +1,7 @@
 //! Mixers as recipes write them.
 
-use fastweight_memory::layers::SoftmaxAttentionConfig;
-use fastweight_memory::{LayerContext, MixerConfig};
+use fastweight_memory::layers::{DlaConfig, SoftmaxAttentionConfig};
+use fastweight_memory::{LayerConfig, LayerContext, MixerConfig};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -41,6 +41,8 @@ fn a_slip_in_a_recipe_is_named_and_corrected() {
         ("mixer = { kind = 'delta_net', window = 3 }", "unknown option of delta_net \"window\""),
         ("mixer = { kind = 'softmax_attention', window = 'wide' }", "window of softmax_attention"),
         ("mixer = { kind = 'softmax_attention', window = -1 }", "window of softmax_attention"),
+        ("mixer = { kind = 'titans_mac', memry = 'mlp' }", "did you mean \"memory\""),
+        ("mixer = { kind = 'titans_mac', memory = 'vector' }", "memory of titans_mac"),
         ("mixer = { window = 3 }", "needs its kind"),
         ("mixer = { kind = 3 }", "kind is 3"),
         ("mixer = 3", "a mixer's name or a table"),
@@ -85,6 +87,35 @@ fn sizes_that_do_not_fit_say_what_to_change() {
             check("kind = 'ttt_linear'", LayerContext { value_dim: 5, ..ctx() }),
             "value_dim is 5, expected head_dim = 12",
         ),
+        (check("kind = 'ttt_mlp'\nmini_batch = 0", ctx()), "ttt_mlp: mini_batch is 0"),
+        (check("kind = 'ttt_mlp'\nexpansion = 65", ctx()), "ttt_mlp: expansion is 65"),
+        (
+            check("kind = 'ttt_mlp'", LayerContext { value_dim: 5, ..ctx() }),
+            "value_dim is 5, expected head_dim = 12",
+        ),
+        (check("kind = 'titans_mlp'\ndepth = 5", ctx()), "titans_mlp: depth is 5, expected 1 to 4"),
+        (check("kind = 'titans_mlp'\ntheta_max = -0.1", ctx()), "titans_mlp: theta_max is -0.1"),
+        (check("kind = 'dla'\nchunk = 0", ctx()), "dla: chunk is 0"),
+        (check("kind = 'titans_mac'\nsegment = 0", ctx()), "titans_mac: segment is 0"),
+        (check("kind = 'titans_mag'\nwindow = 0", ctx()), "titans_mag: window is 0"),
+        (check("kind = 'titans_mal'\npersistent = 100000", ctx()), "titans_mal: persistent is 100000"),
+        (check("kind = 'titans_mal'\ndepth = 5", ctx()), "titans_mal: depth is 5"),
+        (
+            check("kind = 'titans_mag'\nmemory = 'matrix'\nchunk = 4", ctx()),
+            "chunk is 4, expected left out: it belongs to memory = \"mlp\"",
+        ),
+        (
+            check("kind = 'titans_mac'\nmemory = 'matrix'\ntheta_max = 0.0", ctx()),
+            "titans_mac: theta_max is 0",
+        ),
+        (
+            check("kind = 'titans_mac'", LayerContext { value_dim: 5, ..ctx() }),
+            "value_dim is 5, expected head_dim = 12",
+        ),
+        (
+            check("kind = 'titans_mag'", LayerContext { head_dim: 5, value_dim: 5, ..ctx() }),
+            "titans_mag: head_dim is 5, expected an even",
+        ),
         (check("kind = 'mamba2'", LayerContext { heads: 0, ..ctx() }), "mamba2: heads is 0"),
         (
             check("kind = 'mamba2'", LayerContext { layer: 1, ..ctx() }),
@@ -95,13 +126,23 @@ fn sizes_that_do_not_fit_say_what_to_change() {
     for (message, words) in cases {
         assert!(message.contains(words), "{message}");
     }
+    let config = DlaConfig { forget_shift: f32::NAN, ..DlaConfig::default() };
+    let message = config.validate(&ctx()).unwrap_err().to_string();
+    assert!(message.contains("dla: forget_shift is NaN"), "{message}");
 }
 
 #[test]
 fn a_size_that_is_refused_is_not_multiplied_out() {
-    for recipe in
-        ["kind = 'gla'\nrank = 9000000000000000000", "kind = 'delta_product'\nsteps = 9000000000000000000"]
-    {
+    for recipe in [
+        "kind = 'gla'\nrank = 9000000000000000000",
+        "kind = 'delta_product'\nsteps = 9000000000000000000",
+        "kind = 'ttt_mlp'\nexpansion = 9000000000000000000",
+        "kind = 'titans_mlp'\ndepth = 9000000000000000000",
+        "kind = 'dla'\nexpansion = 9000000000000000000",
+        "kind = 'titans_mac'\nsegment = 9000000000000000000",
+        "kind = 'titans_mag'\npersistent = 9000000000000000000",
+        "kind = 'titans_mal'\ndepth = 9000000000000000000",
+    ] {
         let mixer: MixerConfig = toml::from_str(recipe).unwrap();
         let ctx = LayerContext::new(24, 2);
         assert_eq!(mixer.parameter_count(&ctx), usize::MAX, "{recipe}");

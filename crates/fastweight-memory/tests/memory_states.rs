@@ -6,7 +6,7 @@ use burn::backend::Flex;
 use burn::tensor::{Device, Tensor};
 use common::*;
 use fastweight_memory::parameters::{export, import, list};
-use fastweight_memory::{ConvState, MixerConfig, MixerState, State};
+use fastweight_memory::{ConvState, KvState, MixerConfig, MixerState, State};
 use fastweight_ops::softmax::reserved;
 use fastweight_ops::ttt::TttState;
 
@@ -28,6 +28,11 @@ fn conv_storage(conv: &Option<ConvState>) -> usize {
     conv.as_ref().map_or(0, |conv| [&conv.q, &conv.k, &conv.v].map(storage).iter().sum())
 }
 
+fn kv_storage(state: &KvState) -> usize {
+    let entries = state.entries.as_ref().map_or(0, |(k, v)| storage(k) + storage(v));
+    entries + conv_storage(&state.conv)
+}
+
 /// Bytes of the storage behind a state's tensors: a view would keep all of a longer tensor alive.
 fn stored(state: &MixerState) -> usize {
     match state {
@@ -36,10 +41,7 @@ fn stored(state: &MixerState) -> usize {
         MixerState::Normalised(state) => {
             storage(&state.matrix.memory) + conv_storage(&state.matrix.conv) + storage(&state.normaliser)
         }
-        MixerState::Kv(state) => {
-            let entries = state.entries.as_ref().map_or(0, |(k, v)| storage(k) + storage(v));
-            entries + conv_storage(&state.conv)
-        }
+        MixerState::Kv(state) => kv_storage(state),
         MixerState::Shifted(state) => storage(&state.memory) + storage(&state.last),
         MixerState::Dea(state) => {
             let time_mix = storage(&state.time_mix.memory) + storage(&state.time_mix.last);
@@ -54,6 +56,16 @@ fn stored(state: &MixerState) -> usize {
             let TttState { weights, bias, gathered, gathered_bias, rate, .. } = &state.change;
             let inner = storage(weights) + storage(bias) + storage(rate);
             inner + storage(gathered) + storage(gathered_bias) + conv_storage(&state.conv)
+        }
+        MixerState::Deep(state) => {
+            let inner: usize = state.change.tensors().iter().map(|(_, tensor)| storage(tensor)).sum();
+            inner + conv_storage(&state.conv)
+        }
+        MixerState::MemoryAttention(state) => stored(&state.memory) + kv_storage(&state.attention),
+        MixerState::Segment(state) => {
+            let start: usize = state.start.iter().map(storage).sum();
+            let recall = state.recall.as_ref().map_or(0, storage);
+            stored(&state.memory) + start + recall + kv_storage(&state.attention)
         }
         MixerState::Rule(state) => {
             let change = &state.change;

@@ -56,6 +56,25 @@ fn families() -> impl Iterator<Item = &'static str> {
     MixerConfig::NAMES.into_iter().filter(alone).chain(FAMILIES.iter().map(|family| family.name))
 }
 
+/// The architectures of Titans with persistent tokens and a span of attention that suit a size: their defaults are the paper's, and a
+/// tiny model would be little but persistent tokens.
+fn sized(mut mixer: MixerConfig, size: &str) -> MixerConfig {
+    let (few, tokens) = match size {
+        "tiny" => (4, 64),
+        "small" => (16, 128),
+        "base" => (32, 256),
+        _ => return mixer,
+    };
+    let (persistent, span) = match &mut mixer {
+        MixerConfig::TitansMac(config) => (&mut config.persistent, &mut config.segment),
+        MixerConfig::TitansMag(config) => (&mut config.persistent, &mut config.window),
+        MixerConfig::TitansMal(config) => (&mut config.persistent, &mut config.window),
+        _ => return mixer,
+    };
+    (*persistent, *span) = (few, tokens);
+    mixer
+}
+
 /// All presets, family by family, small to large.
 pub fn names() -> Vec<String> {
     families().flat_map(|family| SIZES.iter().map(move |size| format!("{family}-{}", size.0))).collect()
@@ -88,9 +107,10 @@ fn find(name: &str) -> Option<ModelConfig> {
     let &(_, width, layers, heads, vocab) = SIZES.iter().find(|candidate| candidate.0 == size)?;
     let model = |mixer| ModelConfig::new(vocab, width, layers, heads, mixer);
     let Some(family) = FAMILIES.iter().find(|candidate| candidate.name == family) else {
-        return MixerConfig::by_name(family).map(model);
+        return MixerConfig::by_name(family).map(|mixer| model(sized(mixer, size)));
     };
-    let mixers = family.mixers.iter().map(|name| MixerConfig::by_name(name)).collect::<Option<Vec<_>>>()?;
+    let mixer = |name: &&str| Some(sized(MixerConfig::by_name(name)?, size));
+    let mixers = family.mixers.iter().map(mixer).collect::<Option<Vec<_>>>()?;
     let channel_mixers =
         family.channel_mixers.iter().map(|name| ChannelMixerConfig::by_name(name)).collect::<Option<_>>()?;
     let first = mixers.first()?.clone();

@@ -19,10 +19,10 @@ fn configs() -> Vec<ModelConfig> {
     let mut configs: Vec<ModelConfig> = mixers.iter().map(one).collect();
     let sizes =
         ModelConfig { head_dim: Some(6), value_dim: Some(4), mlp_hidden: Some(20), ..one(&mixers[0]) };
-    // TTT-Linear needs as many value channels as key channels.
-    let mixers: Vec<MixerConfig> = mixers.into_iter().filter(|mixer| mixer.name() != "ttt_linear").collect();
+    // Some layers need as many value channels as key channels.
+    let fits = |mixer: &MixerConfig| mixer.validate(&sizes.context(0)).is_ok();
     // RWKV-7 first and again last, where it reads the values of the first.
-    let mut mixers = mixers;
+    let mut mixers: Vec<MixerConfig> = mixers.into_iter().filter(fits).collect();
     let first = mixers.iter().position(|mixer| mixer.name() == "rwkv7").unwrap();
     mixers.rotate_left(first);
     let channel_mixers: Vec<ChannelMixerConfig> = ChannelMixerConfig::NAMES

@@ -4,8 +4,10 @@
 
 mod comba;
 mod dea;
+mod deep;
 mod delta_net;
 mod delta_product;
+mod dla;
 mod elu1_linear_attention;
 mod gated_delta_net;
 mod gla;
@@ -13,20 +15,29 @@ mod hgrn2;
 mod kda;
 mod lightning_attention;
 mod linear_attention;
+pub(crate) mod long_term;
 mod mamba2;
 pub(crate) mod matrix;
+mod prefix_attention;
 mod retnet;
 mod rule;
 mod rwkv7;
 mod rwkv7_dea;
 mod softmax_attention;
 mod titans;
+mod titans_mac;
+mod titans_mag;
+mod titans_mal;
+mod titans_mlp;
 mod ttt_linear;
+mod ttt_mlp;
 
 pub use comba::{Comba, CombaConfig};
 pub use dea::{Dea, DeaShift};
+pub use deep::{InnerLayer, InnerNetwork};
 pub use delta_net::{DeltaNet, DeltaNetConfig};
 pub use delta_product::{DeltaProduct, DeltaProductConfig};
+pub use dla::{Dla, DlaConfig};
 pub use elu1_linear_attention::{Elu1LinearAttention, Elu1LinearAttentionConfig};
 pub use gated_delta_net::{GatedDeltaNet, GatedDeltaNetConfig};
 pub use gla::{GatedLinearAttention, GatedLinearAttentionConfig};
@@ -34,14 +45,21 @@ pub use hgrn2::{Hgrn2, Hgrn2Config};
 pub use kda::{KimiDeltaAttention, KimiDeltaAttentionConfig};
 pub use lightning_attention::{LightningAttention, LightningAttentionConfig};
 pub use linear_attention::{LinearAttention, LinearAttentionConfig};
+pub use long_term::{GatedJoin, LongTermConfig, LongTermMemory, MemoryKind};
 pub use mamba2::{Mamba2, Mamba2Config};
+pub use prefix_attention::PrefixAttention;
 pub use retnet::{RetNet, RetNetConfig};
 pub use rule::{RuleConfig, RuleMemory};
 pub use rwkv7::{LowRank, Rwkv7, Rwkv7Config, ShiftMix};
 pub use rwkv7_dea::{Rwkv7Dea, Rwkv7DeaConfig};
 pub use softmax_attention::{SoftmaxAttention, SoftmaxAttentionConfig};
 pub use titans::{Surprise, Titans, TitansConfig};
+pub use titans_mac::{TitansMac, TitansMacConfig};
+pub use titans_mag::{TitansMag, TitansMagConfig};
+pub use titans_mal::{TitansMal, TitansMalConfig};
+pub use titans_mlp::{TitansMlp, TitansMlpConfig};
 pub use ttt_linear::{TttLinear, TttLinearConfig};
+pub use ttt_mlp::{TttMlp, TttMlpConfig};
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
@@ -89,6 +107,12 @@ pub trait LayerConfig: Clone + Default + Serialize + DeserializeOwned {
 
     /// Bytes of one sequence's state after `tokens` tokens.
     fn state_size(&self, ctx: &LayerContext, tokens: usize) -> StateSize;
+
+    /// Bytes that all heads together keep of a token for the backward pass, where their memories are deep: see
+    /// [`DeepMemory::training_bytes`](fastweight_ops::deep_memory::DeepMemory::training_bytes).
+    fn deep_training_bytes(&self, _ctx: &LayerContext) -> Option<usize> {
+        None
+    }
 
     /// The layer with weights drawn from the context's seed.
     ///
@@ -161,7 +185,7 @@ pub trait Layer: Module {
 const STATE_ELEMENT: usize = 4;
 
 /// Added to the squared norm of keys and queries before the L2 normalisation.
-const L2_EPS: f32 = 1e-6;
+pub(crate) const L2_EPS: f32 = 1e-6;
 
 fn sequence_options(offsets: Option<&Offsets>, scale: Option<f32>) -> SequenceOptions {
     SequenceOptions { scale, offsets: offsets.cloned(), ..SequenceOptions::default() }

@@ -5,11 +5,11 @@ use burn::nn::Linear;
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
-use fastweight_ops::norm::l2_normalise;
 use fastweight_ops::titans::{titans_memory, titans_memory_step};
 use serde::{Deserialize, Serialize};
 
-use super::{L2_EPS, Layer, LayerConfig, STATE_ELEMENT, matrix_size, sequence_options, zero_matrix};
+use super::deep::validate_shift;
+use super::{Layer, LayerConfig, STATE_ELEMENT, matrix_size, sequence_options, zero_matrix};
 use crate::context::{setting_error, validate_conv};
 use crate::projection::{
     Heads, Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads, merge_token, token,
@@ -17,9 +17,6 @@ use crate::projection::{
 use crate::{ConvState, LayerContext, MatrixState, MemoryError, MomentumState, RmsNorm, State, StateSize};
 
 const NAME: &str = TitansConfig::NAME;
-
-/// Taken from the forgetting before its sigmoid, so that the memory starts by forgetting little.
-const FORGET_SHIFT: f64 = 4.0;
 
 /// Factor on the reading.
 const SCALE: Option<f32> = Some(1.0);
@@ -32,18 +29,20 @@ pub struct TitansConfig {
     pub conv_width: usize,
     /// Largest rate of a write, above 0.
     pub theta_max: f32,
+    /// Taken from the forgetting before its sigmoid: the memory begins by forgetting about `e^-shift` a token.
+    pub forget_shift: f32,
 }
 
 impl Default for TitansConfig {
     fn default() -> Self {
-        Self { conv_width: 4, theta_max: 1.0 }
+        Self { conv_width: 4, theta_max: 1.0, forget_shift: 4.0 }
     }
 }
 
 /// The long-term memory of Titans (Behrouz et al. 2025, 2501.00663) with a matrix for a memory.
 ///
 /// Short convolution and SiLU on q, k, v; unit q and k; `theta = theta_max sigmoid(W x)` (rate),
-/// `eta = sigmoid(W x)` (momentum), `alpha = sigmoid(W x - 4)` (forgetting), one a head;
+/// `eta = sigmoid(W x)` (momentum), `alpha = sigmoid(W x - forget_shift)` (forgetting), one a head;
 /// `P_t = eta_t P_{t-1} - theta_t k_t (S_{t-1}^T k_t - v_t)^T`, `S_t = (1 - alpha_t) S_{t-1} + P_t`, `o_t = S_t^T q_t`; each
 /// head's normalised reading is gated by `silu(W_g x)`. The paper leaves the maps of the three gates open.
 #[derive(Module, Debug)]
@@ -88,6 +87,7 @@ impl LayerConfig for TitansConfig {
 
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
         ctx.validate(NAME)?;
+        validate_shift(NAME, self.forget_shift)?;
         validate_conv(NAME, self.conv_width)?;
         if !(self.theta_max > 0.0 && self.theta_max.is_finite()) {
             return Err(setting_error(NAME, "theta_max", self.theta_max, "a number above 0, such as 1"));
@@ -219,12 +219,9 @@ impl Titans {
     ) -> Result<(Heads, Gates), MemoryError> {
         let theta = sigmoid(self.theta.forward(x.clone())) * self.config.theta_max;
         let eta = sigmoid(self.eta.forward(x.clone()));
-        let alpha = sigmoid(self.alpha.forward(x.clone()) - FORGET_SHIFT);
+        let alpha = sigmoid(self.alpha.forward(x.clone()) - self.config.forget_shift);
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
-        let mut heads = qkv.forward(x, conv, offsets, self.ctx.heads, self.ctx.heads)?;
-        heads.q = l2_normalise(heads.q, L2_EPS);
-        heads.k = l2_normalise(heads.k, L2_EPS);
-        Ok((heads, Gates { theta, eta, alpha }))
+        Ok((qkv.unit(x, conv, offsets, self.ctx.heads)?, Gates { theta, eta, alpha }))
     }
 
     fn output(&self, o: Tensor<3>, x: Tensor<3>) -> Result<Tensor<3>, MemoryError> {

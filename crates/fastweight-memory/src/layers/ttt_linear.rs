@@ -5,11 +5,10 @@ use burn::nn::Linear;
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
-use fastweight_ops::norm::l2_normalise;
 use fastweight_ops::ttt::{TttOptions, TttState, ttt_linear, ttt_linear_step};
 use serde::{Deserialize, Serialize};
 
-use super::{L2_EPS, Layer, LayerConfig, STATE_ELEMENT, sequence_options};
+use super::{Layer, LayerConfig, STATE_ELEMENT, sequence_options};
 use crate::context::{MOST_WINDOW, setting_error, validate_conv};
 use crate::init::placeholder;
 use crate::projection::{
@@ -199,10 +198,7 @@ impl TttLinear {
     ) -> Result<(Heads, Tensor<3>), MemoryError> {
         let eta = sigmoid(self.eta.forward(x.clone())) * self.config.eta_base;
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
-        let mut heads = qkv.forward(x, conv, offsets, self.ctx.heads, self.ctx.heads)?;
-        heads.q = l2_normalise(heads.q, L2_EPS);
-        heads.k = l2_normalise(heads.k, L2_EPS);
-        Ok((heads, eta))
+        Ok((qkv.unit(x, conv, offsets, self.ctx.heads)?, eta))
     }
 
     fn output(&self, o: Tensor<3>, x: Tensor<3>) -> Result<Tensor<3>, MemoryError> {

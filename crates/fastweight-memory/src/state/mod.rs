@@ -1,6 +1,8 @@
 //! Session state: what a layer carries from one token to the next, apart from its trained parameters.
 
+mod attended;
 mod dea;
+mod deep;
 mod kv;
 mod matrix;
 mod momentum;
@@ -11,7 +13,9 @@ mod ttt;
 
 use burn::tensor::TensorData;
 
+pub use attended::{MemoryAttentionState, SegmentState};
 pub use dea::DeaState;
+pub use deep::DeepMemoryState;
 pub use kv::KvState;
 pub use matrix::{ConvState, MatrixState, NormalisedState, RotaryState};
 pub use momentum::MomentumState;
@@ -83,6 +87,12 @@ pub enum MixerState {
     Momentum(MomentumState),
     /// An inner model that learns in mini-batches: TTT-Linear.
     Ttt(TttMemoryState),
+    /// A deep memory: TTT-MLP, Titans with an MLP memory, DLA.
+    Deep(DeepMemoryState),
+    /// A memory with attention beside it: Titans MAG and MAL.
+    MemoryAttention(MemoryAttentionState),
+    /// A memory and a segment in progress: Titans MAC.
+    Segment(SegmentState),
     /// The memory of any rule: `rule`.
     Rule(RuleMemoryState),
     /// A matrix memory and the last token: RWKV-7.
@@ -100,6 +110,9 @@ macro_rules! each {
             MixerState::Kv($inner) => $result,
             MixerState::Momentum($inner) => $result,
             MixerState::Ttt($inner) => $result,
+            MixerState::Deep($inner) => $result,
+            MixerState::MemoryAttention($inner) => $result,
+            MixerState::Segment($inner) => $result,
             MixerState::Rule($inner) => $result,
             MixerState::Shifted($inner) => $result,
             MixerState::Dea($inner) => $result,
@@ -117,6 +130,9 @@ impl MixerState {
             Self::Kv(_) => "key-value",
             Self::Momentum(_) => "momentum matrix",
             Self::Ttt(_) => "test-time training",
+            Self::Deep(_) => "deep memory",
+            Self::MemoryAttention(_) => "memory and attention",
+            Self::Segment(_) => "segment",
             Self::Rule(_) => "rule",
             Self::Shifted(_) => "token-shifted matrix",
             Self::Dea(_) => "token-shifted matrix and token cache",
@@ -171,6 +187,9 @@ conversions!(
     Kv KvState "key-value",
     Momentum MomentumState "momentum matrix",
     Ttt TttMemoryState "test-time training",
+    Deep DeepMemoryState "deep memory",
+    MemoryAttention MemoryAttentionState "memory and attention",
+    Segment SegmentState "segment",
     Rule RuleMemoryState "rule",
     Shifted ShiftedState "token-shifted matrix",
     Dea DeaState "token-shifted matrix and token cache"

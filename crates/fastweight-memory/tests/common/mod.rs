@@ -15,16 +15,16 @@ pub const VOCAB: usize = 11;
 
 /// Two heads with K = 6 and V = 5, or K = V = 6 for a layer that needs it; second of three layers.
 pub fn context(config: &MixerConfig) -> LayerContext {
-    let value_dim = if config.name() == "ttt_linear" { 6 } else { 5 };
-    LayerContext {
+    let ctx = LayerContext {
         head_dim: 6,
-        value_dim,
+        value_dim: 5,
         layer: 1,
         layers: 3,
         seed: 3,
         vocab: VOCAB,
         ..LayerContext::new(WIDTH, 2)
-    }
+    };
+    if config.validate(&ctx).is_ok() { ctx } else { LayerContext { value_dim: 6, ..ctx } }
 }
 
 /// Every mixer, with the options that change its way through the code.
@@ -66,6 +66,22 @@ pub fn mixers() -> Vec<(&'static str, MixerConfig)> {
         "kind = 'titans'\nconv_width = 0\ntheta_max = 0.5",
         "kind = 'ttt_linear'",
         "kind = 'ttt_linear'\nconv_width = 0\nmini_batch = 5\neta_base = 0.5",
+        "kind = 'ttt_mlp'",
+        "kind = 'ttt_mlp'\nconv_width = 0\nmini_batch = 5\neta_base = 0.5\nexpansion = 2",
+        "kind = 'titans_mlp'",
+        "kind = 'titans_mlp'\nconv_width = 0\ntheta_max = 0.05\nchunk = 5\nexpansion = 2",
+        "kind = 'titans_mlp'\ndepth = 1\nchunk = 1\nforget_shift = 6.0",
+        "kind = 'titans_mlp'\ndepth = 3\nexpansion = 1",
+        "kind = 'dla'",
+        "kind = 'dla'\nconv_width = 2\ndepth = 3\nchunk = 3",
+        "kind = 'titans_mac'\nsegment = 6\npersistent = 3\nconv_width = 3",
+        "kind = 'titans_mac'\nmemory = 'matrix'\nsegment = 2\npersistent = 0\nconv_width = 0\nrope = false",
+        "kind = 'titans_mac'\nsegment = 40\npersistent = 1\nchunk = 5\nexpansion = 2\nconv_width = 2",
+        "kind = 'titans_mag'\nwindow = 5\npersistent = 3",
+        "kind = 'titans_mag'\nmemory = 'matrix'\nwindow = 1\npersistent = 2\nrope = false",
+        "kind = 'titans_mag'\nmemory = 'matrix'\nwindow = 40\npersistent = 0\nconv_width = 0",
+        "kind = 'titans_mal'\nwindow = 5\npersistent = 3",
+        "kind = 'titans_mal'\nmemory = 'matrix'\nwindow = 20\npersistent = 0\nconv_width = 0",
         "kind = 'rule'\nretention = 'scalar_decay'\nlearner = 'momentum'",
         "kind = 'rule'\nbias = 'huber'\nretention = 'kl'\nwindow = 2\nchunk = 3",
         "kind = 'rule'\nretention = 'bregman'\nlearner = 'proximal'\nconv_width = 0",

@@ -1,5 +1,8 @@
 //! Formulas of layers whose memories have channel decays, momentum, several steps a token or an inner model.
 
+mod architectures;
+mod deep;
+
 use fastweight_memory::MixerConfig;
 use serde_json::Value;
 
@@ -7,20 +10,27 @@ use super::{H, K, Plain, Rows, V, dot, head, sigmoid, silu, softplus, unit};
 
 /// The layer's output for `x [T, width]`; none for a layer whose formula stands elsewhere.
 pub fn plain(config: &MixerConfig, p: &Plain, x: &Rows) -> Option<Rows> {
-    let options = serde_json::to_value(config).unwrap();
-    let readings = match config.name() {
-        "gla" => gla(p, x, &options),
-        "hgrn2" => hgrn2(p, x, &options),
-        "kda" => kda(p, x, &options),
+    layer(config.name(), p, x, &serde_json::to_value(config).unwrap())
+}
+
+fn layer(name: &str, p: &Plain, x: &Rows, options: &Value) -> Option<Rows> {
+    let readings = match name {
+        "titans_mac" => return Some(architectures::mac(p, x, options)),
+        "titans_mag" => return Some(architectures::mag(p, x, options)),
+        "titans_mal" => return Some(architectures::mal(p, x, options)),
+        "gla" => gla(p, x, options),
+        "hgrn2" => hgrn2(p, x, options),
+        "kda" => kda(p, x, options),
         "comba" => comba(p, x),
-        "delta_product" => delta_product(p, x, &options),
-        "titans" => titans(p, x, &options),
-        "ttt_linear" => ttt_linear(p, x, &options),
+        "delta_product" => delta_product(p, x, options),
+        "titans" => titans(p, x, options),
+        "ttt_linear" => ttt_linear(p, x, options),
+        "ttt_mlp" | "titans_mlp" | "dla" => deep::deep_memory(p, x, options),
         _ => return None,
     };
     let output = |(t, reading): (usize, Vec<f64>)| {
         let normalised = p.norm(&reading);
-        let gate = match config.name() {
+        let gate = match name {
             "hgrn2" => vec![1.0; reading.len()],
             "kda" => low_rank(p, "gate", &x[t]).into_iter().map(sigmoid).collect(),
             _ => p.linear("gate", &x[t]).into_iter().map(silu).collect(),
@@ -132,22 +142,26 @@ fn kda(p: &Plain, x: &Rows, options: &Value) -> Rows {
 }
 
 fn titans(p: &Plain, x: &Rows, options: &Value) -> Rows {
+    per_head(x.len(), |h| titans_head(p, x, options, h).0)
+}
+
+/// A head's readings, and its memory after the last token.
+fn titans_head(p: &Plain, x: &Rows, options: &Value, h: usize) -> (Rows, Rows) {
     let [q, k, v] = projections(p, ["q", "k", "v"], x, true);
-    let largest = options["theta_max"].as_f64().unwrap();
-    per_head(x.len(), |h| {
-        let (mut s, mut momentum) = (empty(), empty());
-        let token = |t: usize| {
-            let (k, v) = (unit(head(&k[t], H, h)), head(&v[t], H, h));
-            let [theta, eta, alpha] = ["theta", "eta", "alpha"].map(|gate| p.linear(gate, &x[t])[h]);
-            let error = difference(&read(&s, &k), v);
-            forget(&mut momentum, &[sigmoid(eta); K]);
-            write(&mut momentum, &k, &scaled(&error, -largest * sigmoid(theta)));
-            forget(&mut s, &[1.0 - sigmoid(alpha - 4.0); K]);
-            s.iter_mut().flatten().zip(momentum.iter().flatten()).for_each(|(s, p)| *s += p);
-            read(&s, &unit(head(&q[t], H, h)))
-        };
-        (0..x.len()).map(token).collect()
-    })
+    let [largest, shift] = ["theta_max", "forget_shift"].map(|option| options[option].as_f64().unwrap());
+    let (mut s, mut momentum) = (empty(), empty());
+    let token = |t: usize| {
+        let (k, v) = (unit(head(&k[t], H, h)), head(&v[t], H, h));
+        let [theta, eta, alpha] = ["theta", "eta", "alpha"].map(|gate| p.linear(gate, &x[t])[h]);
+        let error = difference(&read(&s, &k), v);
+        forget(&mut momentum, &[sigmoid(eta); K]);
+        write(&mut momentum, &k, &scaled(&error, -largest * sigmoid(theta)));
+        forget(&mut s, &[1.0 - sigmoid(alpha - shift); K]);
+        s.iter_mut().flatten().zip(momentum.iter().flatten()).for_each(|(s, p)| *s += p);
+        read(&s, &unit(head(&q[t], H, h)))
+    };
+    let readings = (0..x.len()).map(token).collect();
+    (readings, s)
 }
 
 /// `exp(g)` of a scalar decay.

@@ -185,7 +185,13 @@ pub fn workspace(key: usize, value: usize) -> f64 {
 }
 
 fn is_matrix(config: &ModelConfig, layer: usize) -> bool {
-    !matches!(config.mixer(layer), MixerConfig::SoftmaxAttention(_))
+    let attends = matches!(config.mixer(layer), MixerConfig::SoftmaxAttention(_));
+    !attends && deep(config, layer) == 0.0
+}
+
+/// Numbers of a token that the deep memories of a layer keep for their backward pass.
+fn deep(config: &ModelConfig, layer: usize) -> f64 {
+    config.mixer(layer).deep_training_bytes(&config.context(layer)).unwrap_or(0) as f64 / FLOAT32
 }
 
 fn matrix_layers(config: &ModelConfig) -> f64 {
@@ -251,9 +257,17 @@ fn kept(config: &ModelConfig, layer: usize) -> f64 {
     let convolved = if config.mixer(layer).conv_width() > 0 { keys + values } else { 0.0 };
     // q, k and v projected, convolved, then q and k normalised or rotated.
     let inputs = keys + values + convolved + keys;
-    // Reading, what the kernel saves of it, and with a matrix memory the output gate and the gated reading.
-    let readings = if is_matrix(config, layer) { 4.0 } else { 2.0 };
-    block + experts_kept(config, layer) + inputs + readings * values
+    // Reading, what the kernel saves of it, and with a memory the output gate and the gated reading.
+    let attends = matches!(config.mixer(layer), MixerConfig::SoftmaxAttention(_));
+    let readings = if attends { 2.0 } else { 4.0 };
+    let memory = inputs + readings * values + deep(config, layer);
+    // Queries, keys and values, as read and as attention takes them, and its reading; with a segment two of each a token.
+    let attention = match config.mixer(layer) {
+        MixerConfig::TitansMac(_) => 6.0 * (keys + values),
+        MixerConfig::TitansMag(_) | MixerConfig::TitansMal(_) => 3.0 * (keys + values),
+        _ => 0.0,
+    };
+    block + experts_kept(config, layer) + memory + attention
 }
 
 /// Numbers of a token that a layer keeps for its backward pass where it has vectors for each token id: the rows of its
