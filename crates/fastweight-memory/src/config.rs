@@ -10,8 +10,8 @@ use crate::init::initialise;
 use crate::layers::{
     CombaConfig, DeltaNetConfig, DeltaProductConfig, Elu1LinearAttentionConfig, GatedDeltaNetConfig,
     GatedLinearAttentionConfig, Hgrn2Config, KimiDeltaAttentionConfig, LayerConfig, LightningAttentionConfig,
-    LinearAttentionConfig, Mamba2Config, RetNetConfig, RuleConfig, Rwkv7Config, SoftmaxAttentionConfig,
-    TitansConfig, TttLinearConfig,
+    LinearAttentionConfig, LstmConfig, Mamba2Config, RetNetConfig, RuleConfig, Rwkv7Config,
+    SoftmaxAttentionConfig, SrwmConfig, TitansConfig, TttLinearConfig,
 };
 use crate::{LayerContext, MemoryError, Mixer, StateSize};
 
@@ -57,6 +57,10 @@ pub enum MixerConfig {
     Titans(TitansConfig),
     /// `ttt_linear`: an inner linear model that learns while it reads, in mini-batches.
     TttLinear(TttLinearConfig),
+    /// `lstm`: the long short-term memory.
+    Lstm(LstmConfig),
+    /// `srwm`: the self-referential weight matrix.
+    Srwm(SrwmConfig),
     /// `rule`: any sound rule of the algebra, by its four choices.
     Rule(RuleConfig),
     /// `rwkv7`: the time mix of RWKV-7.
@@ -68,7 +72,7 @@ macro_rules! each {
     ($config:expr, $variant:ident, $inner:ident => $result:expr) => {
         each!(@ $config, $variant, $inner, $result, SoftmaxAttention LinearAttention Elu1LinearAttention
             RetNet LightningAttention Mamba2 DeltaNet GatedDeltaNet
-            GatedLinearAttention Hgrn2 KimiDeltaAttention Comba DeltaProduct Titans TttLinear Rule Rwkv7)
+            GatedLinearAttention Hgrn2 KimiDeltaAttention Comba DeltaProduct Titans TttLinear Lstm Srwm Rule Rwkv7)
     };
     (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
         match $config {
@@ -83,7 +87,7 @@ macro_rules! each {
 
 impl MixerConfig {
     /// Names of all mixers, in the order of the documentation.
-    pub const NAMES: [&'static str; 17] = [
+    pub const NAMES: [&'static str; 19] = [
         SoftmaxAttentionConfig::NAME,
         LinearAttentionConfig::NAME,
         Elu1LinearAttentionConfig::NAME,
@@ -99,6 +103,8 @@ impl MixerConfig {
         DeltaProductConfig::NAME,
         TitansConfig::NAME,
         TttLinearConfig::NAME,
+        LstmConfig::NAME,
+        SrwmConfig::NAME,
         RuleConfig::NAME,
         Rwkv7Config::NAME,
     ];
@@ -179,6 +185,7 @@ impl MixerConfig {
             Self::Rule(config) => config.rule.validate().is_ok(),
             Self::DeltaProduct(config) => config.validate_steps().is_ok(),
             Self::GatedLinearAttention(config) => config.validate_rank().is_ok(),
+            Self::Lstm(config) => config.validate_hidden().is_ok(),
             _ => true,
         };
         known
@@ -223,6 +230,8 @@ impl Choice for MixerConfig {
             DeltaProductConfig::NAME => parse(options).map(Self::DeltaProduct),
             TttLinearConfig::NAME => parse(options).map(Self::TttLinear),
             TitansConfig::NAME => parse(options).map(Self::Titans),
+            LstmConfig::NAME => parse(options).map(Self::Lstm),
+            SrwmConfig::NAME => parse(options).map(Self::Srwm),
             RuleConfig::NAME => {
                 parse::<RuleConfig>(options).and_then(|config| match config.rule.validate() {
                     Ok(()) => Ok(Self::Rule(config)),

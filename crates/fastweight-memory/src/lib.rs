@@ -17,6 +17,7 @@ mod context;
 mod error;
 pub mod init;
 pub mod layers;
+mod lockstep;
 mod mixer;
 pub mod names;
 pub mod padding;
@@ -34,6 +35,6 @@ pub use layers::{Layer, LayerConfig};
 pub use mixer::{Mixer, Shared};
 pub use projection::{LowRankLinear, Projection, RmsNorm, linear};
 pub use state::{
-    ConvState, KvState, MatrixState, MixerState, MomentumState, NormalisedState, RotaryState,
+    ConvState, KvState, LstmState, MatrixState, MixerState, MomentumState, NormalisedState, RotaryState,
     RuleMemoryState, ShiftedState, State, StateSize, TttMemoryState,
 };

@@ -6,8 +6,8 @@ use fastweight_ops::Offsets;
 
 use crate::layers::{
     Comba, DeltaNet, DeltaProduct, Elu1LinearAttention, GatedDeltaNet, GatedLinearAttention, Hgrn2,
-    KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Mamba2, RetNet, RuleMemory, Rwkv7,
-    SoftmaxAttention, Titans, TttLinear,
+    KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Lstm, Mamba2, RetNet, RuleMemory, Rwkv7,
+    SoftmaxAttention, Srwm, Titans, TttLinear,
 };
 use crate::{MemoryError, MixerState};
 
@@ -44,6 +44,8 @@ pub enum Mixer {
     DeltaProduct(DeltaProduct),
     Titans(Titans),
     TttLinear(TttLinear),
+    Lstm(Lstm),
+    Srwm(Srwm),
     Rule(RuleMemory),
     Rwkv7(Rwkv7),
 }
@@ -66,6 +68,8 @@ macro_rules! each {
             Mixer::Comba($layer) => $result,
             Mixer::DeltaProduct($layer) => $result,
             Mixer::TttLinear($layer) => $result,
+            Mixer::Lstm($layer) => $result,
+            Mixer::Srwm($layer) => $result,
             Mixer::Rule($layer) => $result,
             Mixer::Rwkv7($layer) => $result,
         }

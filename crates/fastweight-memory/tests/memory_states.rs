@@ -41,6 +41,7 @@ fn stored(state: &MixerState) -> usize {
             entries + conv_storage(&state.conv)
         }
         MixerState::Shifted(state) => storage(&state.memory) + storage(&state.last),
+        MixerState::Lstm(state) => storage(&state.hidden) + storage(&state.cell),
         MixerState::Momentum(state) => {
             let matrix = storage(&state.matrix.memory) + conv_storage(&state.matrix.conv);
             matrix + storage(&state.momentum)
@@ -166,7 +167,7 @@ fn a_layer_made_alone_is_finite_seeded_and_counted() {
             let weights = export(&mixer);
             for (parameter, data) in &weights {
                 assert!(data.iter::<f32>().all(f32::is_finite), "{name}, {parameter}");
-                let zero = parameter == "norm_shift";
+                let zero = parameter == "norm_shift" || parameter.ends_with("bias");
                 assert!(zero || data.iter::<f32>().any(|v| v != 0.0), "{name}, {parameter} is all zero");
             }
             let count: usize = weights.iter().map(|(_, data)| data.num_elements()).sum();

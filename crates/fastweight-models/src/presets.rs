@@ -13,8 +13,12 @@ const SIZES: [(&str, usize, usize, usize, usize); 4] = [
     ("large", 768, 12, 12, 256),
 ];
 
+/// The hybrid whose attention has a window, and that window in the paper.
+const SAMBA: &str = "samba";
+const SAMBA_WINDOW: usize = 2048;
+
 /// Hybrids: name, the mixers and the channel mixers repeated over the layers; SwiGLU where there are none.
-const HYBRIDS: [(&str, &[&str], &[&str]); 4] = [
+const HYBRIDS: [(&str, &[&str], &[&str]); 5] = [
     ("hybrid_3to1", &["delta_net", "delta_net", "delta_net", "softmax_attention"], &[]),
     (
         "hybrid_gated_3to1",
@@ -23,6 +27,8 @@ const HYBRIDS: [(&str, &[&str], &[&str]); 4] = [
     ),
     ("hybrid_1to1", &["gated_delta_net", "softmax_attention"], &[]),
     ("mole", &["softmax_attention"], &["mole"]),
+    // Ren et al. 2024, 2406.07522: Mamba, MLP, sliding window, MLP, and so on.
+    (SAMBA, &["mamba2", "softmax_attention"], &[]),
 ];
 
 fn families() -> impl Iterator<Item = &'static str> {
@@ -34,7 +40,8 @@ pub fn names() -> Vec<String> {
     families().flat_map(|family| SIZES.iter().map(move |size| format!("{family}-{}", size.0))).collect()
 }
 
-/// The preset of a name. Its vocabulary is 256, for bytes; set `vocab` for another tokenizer.
+/// The preset of a name. Its vocabulary is 256, for bytes; set `vocab` for another tokenizer. The window of `samba` is the
+/// paper's 2048 tokens; a recipe changes it with `mixers` beside the preset.
 ///
 /// # Errors
 /// [`ModelError::Preset`] with the closest name, or with all families and sizes.
@@ -64,9 +71,14 @@ fn find(name: &str) -> Option<ModelConfig> {
         Some((_, mixers, channels)) => (mixers, channels),
         None => (&[family], &[]),
     };
-    let mixers = pattern.iter().map(|name| MixerConfig::by_name(name)).collect::<Option<Vec<_>>>()?;
+    let mut mixers = pattern.iter().map(|name| MixerConfig::by_name(name)).collect::<Option<Vec<_>>>()?;
     let channels =
         channels.iter().map(|name| ChannelMixerConfig::by_name(name)).collect::<Option<Vec<_>>>()?;
+    for mixer in mixers.iter_mut().filter(|_| family == SAMBA) {
+        if let MixerConfig::SoftmaxAttention(attention) = mixer {
+            attention.window = Some(SAMBA_WINDOW);
+        }
+    }
     let layers = layers.next_multiple_of(mixers.len());
     let mut config = ModelConfig::new(vocab, width, layers, heads, mixers.first()?.clone());
     config.mixers = mixers;

@@ -43,7 +43,7 @@ fn every_preset_runs_and_holds_the_bytes_of_its_ledger() {
         let (_, state) = model.step(tokens(&device, 1).squeeze_dim(1), state).unwrap();
         assert!(state.bytes() >= config.state_bytes(8).total(), "{name}");
         assert_eq!(state.select(&[0]).unwrap().bytes(), config.state_bytes(8).total(), "{name}");
-        let grows = config.state_bytes(1000).growing() > config.state_bytes(10).growing();
+        let grows = config.state_bytes(100_000).growing() > config.state_bytes(10_000).growing();
         assert_eq!(grows, config.state_grows(), "{name}");
     }
 }
@@ -55,6 +55,16 @@ fn hybrids_repeat_their_pattern() {
     assert_eq!(mixers, ["delta_net", "delta_net", "delta_net", "softmax_attention"]);
     let names: Vec<String> = config.state_bytes(3).layers.iter().map(|l| l.mixer.to_owned()).collect();
     assert_eq!(names, mixers);
+}
+
+#[test]
+fn samba_takes_turns_of_mamba2_and_a_window() {
+    let config = presets::by_name("samba-small").unwrap();
+    let mixers: Vec<&str> = (0..config.layers).map(|layer| config.mixer(layer).name()).collect();
+    assert_eq!(mixers, ["mamba2", "softmax_attention", "mamba2", "softmax_attention"]);
+    let held = |tokens| config.state_bytes(tokens).growing();
+    // A token sees itself without the cache.
+    assert!(!config.state_grows() && held(2046) < held(2047) && held(2047) == held(9000));
 }
 
 #[test]

@@ -12,12 +12,14 @@ mod hgrn2;
 mod kda;
 mod lightning_attention;
 mod linear_attention;
+mod lstm;
 mod mamba2;
 pub(crate) mod matrix;
 mod retnet;
 mod rule;
 mod rwkv7;
 mod softmax_attention;
+mod srwm;
 mod titans;
 mod ttt_linear;
 
@@ -31,11 +33,13 @@ pub use hgrn2::{Hgrn2, Hgrn2Config};
 pub use kda::{KimiDeltaAttention, KimiDeltaAttentionConfig};
 pub use lightning_attention::{LightningAttention, LightningAttentionConfig};
 pub use linear_attention::{LinearAttention, LinearAttentionConfig};
+pub use lstm::{Lstm, LstmConfig};
 pub use mamba2::{Mamba2, Mamba2Config};
 pub use retnet::{RetNet, RetNetConfig};
 pub use rule::{RuleConfig, RuleMemory};
 pub use rwkv7::{LowRank, Rwkv7, Rwkv7Config, ShiftMix};
 pub use softmax_attention::{SoftmaxAttention, SoftmaxAttentionConfig};
+pub use srwm::{Srwm, SrwmConfig};
 pub use titans::{Surprise, Titans, TitansConfig};
 pub use ttt_linear::{TttLinear, TttLinearConfig};
 

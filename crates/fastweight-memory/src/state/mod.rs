@@ -1,6 +1,7 @@
 //! Session state: what a layer carries from one token to the next, apart from its trained parameters.
 
 mod kv;
+mod lstm;
 mod matrix;
 mod momentum;
 pub(crate) mod rows;
@@ -11,6 +12,7 @@ mod ttt;
 use burn::tensor::TensorData;
 
 pub use kv::KvState;
+pub use lstm::LstmState;
 pub use matrix::{ConvState, MatrixState, NormalisedState, RotaryState};
 pub use momentum::MomentumState;
 pub use rule::RuleMemoryState;
@@ -69,7 +71,7 @@ impl StateSize {
 #[allow(clippy::large_enum_variant)]
 pub enum MixerState {
     /// A matrix memory: linear attention, Lightning Attention, Mamba-2, GLA, HGRN2, DeltaNet, Gated DeltaNet, KDA, Comba,
-    /// DeltaProduct.
+    /// DeltaProduct, SRWM.
     Matrix(MatrixState),
     /// A matrix memory with token positions: RetNet.
     Rotary(RotaryState),
@@ -85,6 +87,8 @@ pub enum MixerState {
     Rule(RuleMemoryState),
     /// A matrix memory and the last token: RWKV-7.
     Shifted(ShiftedState),
+    /// The cells of an LSTM.
+    Lstm(LstmState),
 }
 
 macro_rules! each {
@@ -98,6 +102,7 @@ macro_rules! each {
             MixerState::Ttt($inner) => $result,
             MixerState::Rule($inner) => $result,
             MixerState::Shifted($inner) => $result,
+            MixerState::Lstm($inner) => $result,
         }
     };
 }
@@ -114,6 +119,7 @@ impl MixerState {
             Self::Ttt(_) => "test-time training",
             Self::Rule(_) => "rule",
             Self::Shifted(_) => "token-shifted matrix",
+            Self::Lstm(_) => "long short-term",
         }
     }
 }
@@ -166,5 +172,6 @@ conversions!(
     Momentum MomentumState "momentum matrix",
     Ttt TttMemoryState "test-time training",
     Rule RuleMemoryState "rule",
-    Shifted ShiftedState "token-shifted matrix"
+    Shifted ShiftedState "token-shifted matrix",
+    Lstm LstmState "long short-term"
 );

@@ -250,7 +250,14 @@ fn kept(config: &ModelConfig, layer: usize) -> f64 {
     let inputs = keys + values + convolved + keys;
     // Reading, what the kernel saves of it, and with a matrix memory the output gate and the gated reading.
     let readings = if is_matrix(config, layer) { 4.0 } else { 2.0 };
-    block + experts_kept(config, layer) + inputs + readings * values
+    let own = match config.mixer(layer) {
+        // Gates before and after their sigmoids, parts of them, cells and outputs.
+        MixerConfig::Lstm(lstm) => 20.0 * lstm.hidden.unwrap_or(values as usize) as f64,
+        // The matrix that a token reads, what it adds and what is left.
+        MixerConfig::Srwm(_) => 3.0 * config.state_bytes(0).layers[layer].size.fixed as f64 / FLOAT32,
+        _ => 0.0,
+    };
+    block + experts_kept(config, layer) + inputs + readings * values + own
 }
 
 /// Numbers of a token in flight while one layer computes, forward or backward.
