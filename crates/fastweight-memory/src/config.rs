@@ -10,8 +10,8 @@ use crate::init::initialise;
 use crate::layers::{
     CombaConfig, DeltaNetConfig, DeltaProductConfig, Elu1LinearAttentionConfig, GatedDeltaNetConfig,
     GatedLinearAttentionConfig, Hgrn2Config, KimiDeltaAttentionConfig, LayerConfig, LightningAttentionConfig,
-    LinearAttentionConfig, LstmConfig, Mamba2Config, RetNetConfig, RuleConfig, Rwkv7Config,
-    SoftmaxAttentionConfig, SrwmConfig, TitansConfig, TttLinearConfig,
+    LinearAttentionConfig, LstmConfig, Mamba2Config, MixtureOfMemoriesConfig, RetNetConfig, RuleConfig,
+    Rwkv7Config, SoftmaxAttentionConfig, SrwmConfig, TitansConfig, TttLinearConfig,
 };
 use crate::{LayerContext, MemoryError, Mixer, StateSize};
 
@@ -61,6 +61,8 @@ pub enum MixerConfig {
     Lstm(LstmConfig),
     /// `srwm`: the self-referential weight matrix.
     Srwm(SrwmConfig),
+    /// `mixture_of_memories`: a shared memory, and several of which a router gives each token a few.
+    MixtureOfMemories(MixtureOfMemoriesConfig),
     /// `rule`: any sound rule of the algebra, by its four choices.
     Rule(RuleConfig),
     /// `rwkv7`: the time mix of RWKV-7.
@@ -72,7 +74,7 @@ macro_rules! each {
     ($config:expr, $variant:ident, $inner:ident => $result:expr) => {
         each!(@ $config, $variant, $inner, $result, SoftmaxAttention LinearAttention Elu1LinearAttention
             RetNet LightningAttention Mamba2 DeltaNet GatedDeltaNet
-            GatedLinearAttention Hgrn2 KimiDeltaAttention Comba DeltaProduct Titans TttLinear Lstm Srwm Rule Rwkv7)
+            GatedLinearAttention Hgrn2 KimiDeltaAttention Comba DeltaProduct Titans TttLinear Lstm Srwm MixtureOfMemories Rule Rwkv7)
     };
     (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
         match $config {
@@ -87,7 +89,7 @@ macro_rules! each {
 
 impl MixerConfig {
     /// Names of all mixers, in the order of the documentation.
-    pub const NAMES: [&'static str; 19] = [
+    pub const NAMES: [&'static str; 20] = [
         SoftmaxAttentionConfig::NAME,
         LinearAttentionConfig::NAME,
         Elu1LinearAttentionConfig::NAME,
@@ -105,6 +107,7 @@ impl MixerConfig {
         TttLinearConfig::NAME,
         LstmConfig::NAME,
         SrwmConfig::NAME,
+        MixtureOfMemoriesConfig::NAME,
         RuleConfig::NAME,
         Rwkv7Config::NAME,
     ];
@@ -186,6 +189,7 @@ impl MixerConfig {
             Self::DeltaProduct(config) => config.validate_steps().is_ok(),
             Self::GatedLinearAttention(config) => config.validate_rank().is_ok(),
             Self::Lstm(config) => config.validate_hidden().is_ok(),
+            Self::MixtureOfMemories(config) => config.validate_memories().is_ok(),
             _ => true,
         };
         known
@@ -232,6 +236,7 @@ impl Choice for MixerConfig {
             TitansConfig::NAME => parse(options).map(Self::Titans),
             LstmConfig::NAME => parse(options).map(Self::Lstm),
             SrwmConfig::NAME => parse(options).map(Self::Srwm),
+            MixtureOfMemoriesConfig::NAME => parse(options).map(Self::MixtureOfMemories),
             RuleConfig::NAME => {
                 parse::<RuleConfig>(options).and_then(|config| match config.rule.validate() {
                     Ok(()) => Ok(Self::Rule(config)),

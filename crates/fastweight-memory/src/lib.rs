@@ -35,6 +35,6 @@ pub use layers::{Layer, LayerConfig};
 pub use mixer::{Mixer, Shared};
 pub use projection::{LowRankLinear, Projection, RmsNorm, linear};
 pub use state::{
-    ConvState, KvState, LstmState, MatrixState, MixerState, MomentumState, NormalisedState, RotaryState,
-    RuleMemoryState, ShiftedState, State, StateSize, TttMemoryState,
+    ConvState, DeepMemoryState, KvState, LstmState, MatrixState, MixerState, MomentumState, NormalisedState,
+    RotaryState, RuleMemoryState, ShiftedState, State, StateSize, TttMemoryState,
 };

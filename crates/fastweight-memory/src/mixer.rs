@@ -6,8 +6,8 @@ use fastweight_ops::Offsets;
 
 use crate::layers::{
     Comba, DeltaNet, DeltaProduct, Elu1LinearAttention, GatedDeltaNet, GatedLinearAttention, Hgrn2,
-    KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Lstm, Mamba2, RetNet, RuleMemory, Rwkv7,
-    SoftmaxAttention, Srwm, Titans, TttLinear,
+    KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Lstm, Mamba2, MixtureOfMemories, RetNet,
+    RuleMemory, Rwkv7, SoftmaxAttention, Srwm, Titans, TttLinear,
 };
 use crate::{MemoryError, MixerState};
 
@@ -23,6 +23,8 @@ pub struct Shared {
     pub embedded: Option<Tensor<3>>,
     /// What the block at hand reads, before its normalisation, `[B, T, width]`.
     pub residual: Option<Tensor<3>>,
+    /// Load-balance losses `[1]` of the layers that route tokens, in order: 1 where all parts are as busy.
+    pub balance: Vec<Tensor<1>>,
 }
 
 /// One of the memory layers; parameters keep the layer's own names.
@@ -46,6 +48,7 @@ pub enum Mixer {
     TttLinear(TttLinear),
     Lstm(Lstm),
     Srwm(Srwm),
+    MixtureOfMemories(MixtureOfMemories),
     Rule(RuleMemory),
     Rwkv7(Rwkv7),
 }
@@ -70,6 +73,7 @@ macro_rules! each {
             Mixer::TttLinear($layer) => $result,
             Mixer::Lstm($layer) => $result,
             Mixer::Srwm($layer) => $result,
+            Mixer::MixtureOfMemories($layer) => $result,
             Mixer::Rule($layer) => $result,
             Mixer::Rwkv7($layer) => $result,
         }

@@ -104,6 +104,7 @@ fn a_size_that_is_refused_is_not_multiplied_out() {
         "kind = 'gla'\nrank = 9000000000000000000",
         "kind = 'delta_product'\nsteps = 9000000000000000000",
         "kind = 'lstm'\nhidden = 9000000000000000000",
+        "kind = 'mixture_of_memories'\nmemories = 9000000000000000000",
     ] {
         let mixer: MixerConfig = toml::from_str(recipe).unwrap();
         let ctx = LayerContext::new(24, 2);

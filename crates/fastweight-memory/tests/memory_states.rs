@@ -41,6 +41,10 @@ fn stored(state: &MixerState) -> usize {
             entries + conv_storage(&state.conv)
         }
         MixerState::Shifted(state) => storage(&state.memory) + storage(&state.last),
+        MixerState::Deep(state) => {
+            let inner = state.change.tensors().iter().map(|(_, tensor)| storage(tensor)).sum::<usize>();
+            inner + conv_storage(&state.conv)
+        }
         MixerState::Lstm(state) => storage(&state.hidden) + storage(&state.cell),
         MixerState::Momentum(state) => {
             let matrix = storage(&state.matrix.memory) + conv_storage(&state.matrix.conv);

@@ -1,5 +1,6 @@
 //! Session state: what a layer carries from one token to the next, apart from its trained parameters.
 
+mod deep;
 mod kv;
 mod lstm;
 mod matrix;
@@ -11,6 +12,7 @@ mod ttt;
 
 use burn::tensor::TensorData;
 
+pub use deep::DeepMemoryState;
 pub use kv::KvState;
 pub use lstm::LstmState;
 pub use matrix::{ConvState, MatrixState, NormalisedState, RotaryState};
@@ -87,6 +89,8 @@ pub enum MixerState {
     Rule(RuleMemoryState),
     /// A matrix memory and the last token: RWKV-7.
     Shifted(ShiftedState),
+    /// Inner networks that learn in chunks: mixture of memories.
+    Deep(DeepMemoryState),
     /// The cells of an LSTM.
     Lstm(LstmState),
 }
@@ -102,6 +106,7 @@ macro_rules! each {
             MixerState::Ttt($inner) => $result,
             MixerState::Rule($inner) => $result,
             MixerState::Shifted($inner) => $result,
+            MixerState::Deep($inner) => $result,
             MixerState::Lstm($inner) => $result,
         }
     };
@@ -119,6 +124,7 @@ impl MixerState {
             Self::Ttt(_) => "test-time training",
             Self::Rule(_) => "rule",
             Self::Shifted(_) => "token-shifted matrix",
+            Self::Deep(_) => "deep memory",
             Self::Lstm(_) => "long short-term",
         }
     }
@@ -173,5 +179,6 @@ conversions!(
     Ttt TttMemoryState "test-time training",
     Rule RuleMemoryState "rule",
     Shifted ShiftedState "token-shifted matrix",
+    Deep DeepMemoryState "deep memory",
     Lstm LstmState "long short-term"
 );

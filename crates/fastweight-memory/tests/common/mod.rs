@@ -11,7 +11,8 @@ pub const CHUNK: usize = 32;
 
 /// Two heads with K = 6 and V = 5, or K = V = 6 for a layer that needs it; second of three layers.
 pub fn context(config: &MixerConfig) -> LayerContext {
-    let value_dim = if config.name() == "ttt_linear" { 6 } else { 5 };
+    let square = config.name() == "ttt_linear" || format!("{config:?}").contains("add_key: true");
+    let value_dim = if square { 6 } else { 5 };
     LayerContext { head_dim: 6, value_dim, layer: 1, layers: 3, seed: 3, ..LayerContext::new(WIDTH, 2) }
 }
 
@@ -54,6 +55,8 @@ pub fn mixers() -> Vec<(&'static str, MixerConfig)> {
         "kind = 'lstm'",
         "kind = 'lstm'\nhidden = 7",
         "kind = 'srwm'",
+        "kind = 'mixture_of_memories'",
+        "kind = 'mixture_of_memories'\nconv_width = 0\nmemories = 3\nchunk = 3\nadd_key = true\neta_max = 0.5",
         "kind = 'rule'\nretention = 'scalar_decay'\nlearner = 'momentum'",
         "kind = 'rule'\nbias = 'huber'\nretention = 'kl'\nwindow = 2\nchunk = 3",
         "kind = 'rule'\nretention = 'bregman'\nlearner = 'proximal'\nconv_width = 0",

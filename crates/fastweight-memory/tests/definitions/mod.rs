@@ -1,5 +1,6 @@
 //! Formulas of layers whose memories have channel decays, momentum, several steps a token or an inner model.
 
+mod mixture;
 mod sequential;
 
 use fastweight_memory::MixerConfig;
@@ -20,6 +21,7 @@ pub fn plain(config: &MixerConfig, p: &Plain, x: &Rows) -> Option<Rows> {
         "ttt_linear" => ttt_linear(p, x, &options),
         "lstm" => return Some(sequential::lstm(p, x)),
         "srwm" => return Some(sequential::srwm(p, x)),
+        "mixture_of_memories" => return Some(mixture::mixture_of_memories(p, x, &options)),
         _ => return None,
     };
     let output = |(t, reading): (usize, Vec<f64>)| {

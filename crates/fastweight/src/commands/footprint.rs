@@ -250,10 +250,16 @@ fn kept(config: &ModelConfig, layer: usize) -> f64 {
     let inputs = keys + values + convolved + keys;
     // Reading, what the kernel saves of it, and with a matrix memory the output gate and the gated reading.
     let readings = if is_matrix(config, layer) { 4.0 } else { 2.0 };
+    let heads = config.heads as f64;
     let own = match config.mixer(layer) {
         // Gates before and after their sigmoids, parts of them, cells and outputs.
         MixerConfig::Lstm(lstm) => 20.0 * lstm.hidden.unwrap_or(values as usize) as f64,
         // The matrix that a token reads, what it adds and what is left.
+        // What a deep memory keeps, for every memory; and the copies that it reads.
+        MixerConfig::MixtureOfMemories(mixture) => {
+            let memories = 1.0 + mixture.memories as f64;
+            memories * (12.0 * (keys + values) + 24.0 * heads * mixture.chunk as f64)
+        }
         MixerConfig::Srwm(_) => 3.0 * config.state_bytes(0).layers[layer].size.fixed as f64 / FLOAT32,
         _ => 0.0,
     };
