@@ -59,7 +59,7 @@ fn step_size_bias(heads: usize, smallest: f64, largest: f64) -> Vec<f32> {
 /// | `decay_bias` | even over (0, 4], the largest first: `logsigmoid(b) / 16` remembers 900 to 23 tokens |
 /// | `start_bias`, `ln_bias` | normal, standard deviation 0.02 |
 /// | `d` | 0.02 |
-/// | `bias` | 0; of an LSTM's forget gate 1 |
+/// | `bias` | 0; of an LSTM's forget gate and of the halting of tokens 1 |
 /// | norms, `ln_weight`, `d_skip`, `b_logit` | 1 |
 /// | RWKV-7's `shift`, `start`, `removal`, `replacement`, `bonus`, `lora_a`, `lora_b`, `norm_shift` | as RWKV-LM starts them, see `rwkv7_start` |
 ///
@@ -109,7 +109,7 @@ fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
         }
         ("start_bias" | "ln_bias", _) => fill(&mut |s| EMBEDDING_STD * s.normal()),
         ("d", _) => vec![0.02; count],
-        ("bias", _) => vec![if name.contains("forget_gate.") { 1.0 } else { 0.0 }; count],
+        ("bias", _) => vec![if name.contains("forget_gate.") || parent == "halt" { 1.0 } else { 0.0 }; count],
         ("ln_weight", _) => vec![1.0; count],
         _ if shape.len() == 1 => vec![1.0; count],
         ("lora_a" | "lora_b", _) => {

@@ -31,8 +31,11 @@ const HYBRIDS: [(&str, &[&str], &[&str]); 5] = [
     (SAMBA, &["mamba2", "softmax_attention"], &[]),
 ];
 
+/// The Universal Transformer: one block of softmax attention, applied as often as other models of the size have layers.
+const UNIVERSAL: &str = "universal";
+
 fn families() -> impl Iterator<Item = &'static str> {
-    MixerConfig::NAMES.into_iter().chain(HYBRIDS.iter().map(|(name, ..)| *name))
+    MixerConfig::NAMES.into_iter().chain(HYBRIDS.iter().map(|(name, ..)| *name)).chain([UNIVERSAL])
 }
 
 /// All presets, family by family, small to large.
@@ -66,6 +69,10 @@ pub fn by_name(name: &str) -> Result<ModelConfig, ModelError> {
 fn find(name: &str) -> Option<ModelConfig> {
     let (family, size) = name.rsplit_once('-')?;
     let &(_, width, layers, heads, vocab) = SIZES.iter().find(|candidate| candidate.0 == size)?;
+    if family == UNIVERSAL {
+        let config = ModelConfig::new(vocab, width, 1, heads, MixerConfig::by_name("softmax_attention")?);
+        return Some(ModelConfig { rounds: layers, ..config });
+    }
     let (pattern, channels): (&[&str], &[&str]) = match HYBRIDS.iter().find(|(hybrid, ..)| *hybrid == family)
     {
         Some((_, mixers, channels)) => (mixers, channels),

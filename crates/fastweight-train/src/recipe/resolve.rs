@@ -127,6 +127,8 @@ impl ModelRecipe {
             mixers: self.mixers.clone().or_else(|| shared.mixers.clone()),
             channel_mixers: self.channel_mixers.clone().or_else(|| shared.channel_mixers.clone()),
             mlp_hidden: self.mlp_hidden.or(shared.mlp_hidden),
+            rounds: self.rounds.or(shared.rounds),
+            halting: self.halting.clone().or_else(|| shared.halting.clone()),
             tied: self.tied.or(shared.tied),
             norm_eps: self.norm_eps.or(shared.norm_eps),
         }
@@ -154,6 +156,8 @@ impl ModelRecipe {
         config.head_dim = self.head_dim.or(config.head_dim);
         config.value_dim = self.value_dim.or(config.value_dim);
         config.mlp_hidden = self.mlp_hidden.or(config.mlp_hidden);
+        config.rounds = self.rounds.unwrap_or(config.rounds);
+        config.halting = self.halting.clone().or(config.halting);
         config.tied = self.tied.unwrap_or(config.tied);
         config.norm_eps = self.norm_eps.unwrap_or(config.norm_eps);
         if let Some(mixers) = &self.mixers {

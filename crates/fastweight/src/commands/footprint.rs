@@ -95,6 +95,7 @@ pub fn of(config: &ModelConfig, work: Work) -> Vec<Part> {
         Work::Training { batch, time, scored, evaluated, text } => {
             let tokens = batch as f64 * time as f64;
             let kept: f64 = (0..config.layers).map(|layer| kept(config, layer)).sum();
+            let kept = kept * config.rounds as f64;
             let matrices = matrix_layers(config);
             let states = matrices * states(config, batch, time);
             let logits = batch as f64 * scored as f64 * config.vocab as f64 * 2.0 * FLOAT32;
@@ -186,7 +187,8 @@ fn is_matrix(config: &ModelConfig, layer: usize) -> bool {
 }
 
 fn matrix_layers(config: &ModelConfig) -> f64 {
-    (0..config.layers).filter(|layer| is_matrix(config, *layer)).count() as f64
+    let layers = (0..config.layers).filter(|layer| is_matrix(config, *layer)).count();
+    (layers * config.rounds) as f64
 }
 
 fn states(config: &ModelConfig, batch: usize, time: usize) -> f64 {
