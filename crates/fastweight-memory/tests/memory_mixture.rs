@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use common::*;
 use fastweight_memory::layers::{Layer, LayerConfig, MixtureOfMemories, MixtureOfMemoriesConfig};
 use fastweight_memory::parameters::import;
-use fastweight_memory::{LayerContext, Mixer, MixerConfig, Shared};
+use fastweight_memory::{LayerContext, MixerConfig, Shared};
 
 const HEADS: usize = 2;
 
@@ -107,7 +107,7 @@ fn options_that_do_not_fit_say_what_to_change() {
     let ctx = || LayerContext::new(24, 2);
     let check = |options: &str, ctx: LayerContext| {
         let mixer: MixerConfig = toml::from_str(&format!("kind = 'mixture_of_memories'\n{options}")).unwrap();
-        assert!(matches!(mixer.init(&ctx, &Device::flex()), Err::<Mixer, _>(_)), "{options}");
+        assert!(mixer.init(&ctx, &Device::flex()).is_err(), "{options}");
         mixer.validate(&ctx).unwrap_err().to_string()
     };
     let cases = [
