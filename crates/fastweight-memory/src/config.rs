@@ -10,9 +10,9 @@ use crate::init::initialise;
 use crate::layers::{
     CombaConfig, DeltaNetConfig, DeltaProductConfig, DlaConfig, Elu1LinearAttentionConfig,
     GatedDeltaNetConfig, GatedLinearAttentionConfig, Hgrn2Config, KimiDeltaAttentionConfig, LayerConfig,
-    LightningAttentionConfig, LinearAttentionConfig, Mamba2Config, RetNetConfig, RuleConfig, Rwkv7Config,
-    Rwkv7DeaConfig, SoftmaxAttentionConfig, TitansConfig, TitansMacConfig, TitansMagConfig, TitansMalConfig,
-    TitansMlpConfig, TttLinearConfig, TttMlpConfig,
+    LightningAttentionConfig, LinearAttentionConfig, LstmConfig, Mamba2Config, MixtureOfMemoriesConfig,
+    RetNetConfig, RuleConfig, Rwkv7Config, Rwkv7DeaConfig, SoftmaxAttentionConfig, SrwmConfig, TitansConfig,
+    TitansMacConfig, TitansMagConfig, TitansMalConfig, TitansMlpConfig, TttLinearConfig, TttMlpConfig,
 };
 use crate::{LayerContext, MemoryError, Mixer, StateSize};
 
@@ -70,6 +70,12 @@ pub enum MixerConfig {
     TitansMal(TitansMalConfig),
     /// `dla`: deep linear attention, a network for a memory with the dot product for a loss.
     Dla(DlaConfig),
+    /// `lstm`: the long short-term memory.
+    Lstm(LstmConfig),
+    /// `srwm`: the self-referential weight matrix.
+    Srwm(SrwmConfig),
+    /// `mixture_of_memories`: a shared memory, and several of which a router gives each token a few.
+    MixtureOfMemories(MixtureOfMemoriesConfig),
     /// `rule`: any sound rule of the algebra, by its four choices.
     Rule(RuleConfig),
     /// `rwkv7`: the time mix of RWKV-7.
@@ -85,7 +91,7 @@ macro_rules! each {
         each!(@ $config, $variant, $inner, $result, SoftmaxAttention LinearAttention Elu1LinearAttention
             RetNet LightningAttention Mamba2 DeltaNet GatedDeltaNet
             GatedLinearAttention Hgrn2 KimiDeltaAttention Comba DeltaProduct Titans TttLinear TttMlp TitansMlp
-            TitansMac TitansMag TitansMal Dla Rule Rwkv7 Rwkv7Dea)
+            TitansMac TitansMag TitansMal Dla Lstm Srwm MixtureOfMemories Rule Rwkv7 Rwkv7Dea)
     };
     (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
         match $config {
@@ -100,7 +106,7 @@ macro_rules! each {
 
 impl MixerConfig {
     /// Names of all mixers, in the order of the documentation.
-    pub const NAMES: [&'static str; 24] = [
+    pub const NAMES: [&'static str; 27] = [
         SoftmaxAttentionConfig::NAME,
         LinearAttentionConfig::NAME,
         Elu1LinearAttentionConfig::NAME,
@@ -122,6 +128,9 @@ impl MixerConfig {
         TitansMagConfig::NAME,
         TitansMalConfig::NAME,
         DlaConfig::NAME,
+        LstmConfig::NAME,
+        SrwmConfig::NAME,
+        MixtureOfMemoriesConfig::NAME,
         RuleConfig::NAME,
         Rwkv7Config::NAME,
         Rwkv7DeaConfig::NAME,
@@ -220,6 +229,8 @@ impl MixerConfig {
             Self::TitansMac(config) => config.validate_sizes().is_ok(),
             Self::TitansMag(config) => config.validate_sizes().is_ok(),
             Self::TitansMal(config) => config.validate_sizes().is_ok(),
+            Self::Lstm(config) => config.validate_hidden().is_ok(),
+            Self::MixtureOfMemories(config) => config.validate_memories().is_ok(),
             _ => true,
         };
         known
@@ -271,6 +282,9 @@ impl Choice for MixerConfig {
             TitansMalConfig::NAME => parse(options).map(Self::TitansMal),
             DlaConfig::NAME => parse(options).map(Self::Dla),
             TitansConfig::NAME => parse(options).map(Self::Titans),
+            LstmConfig::NAME => parse(options).map(Self::Lstm),
+            SrwmConfig::NAME => parse(options).map(Self::Srwm),
+            MixtureOfMemoriesConfig::NAME => parse(options).map(Self::MixtureOfMemories),
             RuleConfig::NAME => {
                 parse::<RuleConfig>(options).and_then(|config| match config.rule.validate() {
                     Ok(()) => Ok(Self::Rule(config)),

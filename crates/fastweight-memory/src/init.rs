@@ -62,7 +62,7 @@ fn step_size_bias(heads: usize, smallest: f64, largest: f64) -> Vec<f32> {
 /// | `persistent` | normal, standard deviation 1, as normalised tokens have it |
 /// | `d` | 0.02 |
 /// | norms, `ln_weight`, `d_skip`, `b_logit`, `token_table` | 1 |
-/// | `bias` of a layer normalisation | 0 |
+/// | `bias` | 0; of an LSTM's forget gate and of the halting of tokens 1 |
 /// | `maps.token_table` of DeepEmbed | normal, standard deviation 0.02 |
 /// | `lora_a`, `lora_b`, `from_embedding` | normal, standard deviation `0.1 / sqrt(larger side)` |
 /// | RWKV-7's `shift`, `start`, `removal`, `replacement`, `bonus`, `norm_shift` | as RWKV-LM starts them, see `rwkv7_start` |
@@ -113,7 +113,7 @@ fn draw(name: &str, shape: &[usize], seed: u64, layers: usize) -> Vec<f32> {
         }
         ("start_bias" | "ln_bias", _) => fill(&mut |s| EMBEDDING_STD * s.normal()),
         ("d", _) => vec![0.02; count],
-        ("bias", _) => vec![0.0; count],
+        ("bias", _) => vec![if name.contains("forget_gate.") || parent == "halt" { 1.0 } else { 0.0 }; count],
         ("persistent", _) => fill(&mut |s| s.normal()),
         ("token_table", "maps") => fill(&mut |s| EMBEDDING_STD * s.normal()),
         ("ln_weight" | "token_table", _) => vec![1.0; count],

@@ -17,6 +17,7 @@ mod context;
 mod error;
 pub mod init;
 pub mod layers;
+mod lockstep;
 mod mixer;
 pub mod names;
 mod norm;
@@ -39,7 +40,7 @@ pub use mixer::{Mixer, Shared};
 pub use norm::{LayerNorm, Norm, NormKind};
 pub use projection::{LowRankLinear, Projection, RmsNorm, linear};
 pub use state::{
-    ConvState, DeaState, DeepMemoryState, KvState, MatrixState, MemoryAttentionState, MixerState,
+    ConvState, DeaState, DeepMemoryState, KvState, LstmState, MatrixState, MemoryAttentionState, MixerState,
     MomentumState, NormalisedState, RotaryState, RuleMemoryState, SegmentState, ShiftedState, State,
     StateSize, TttMemoryState,
 };

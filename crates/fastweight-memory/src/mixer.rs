@@ -6,8 +6,9 @@ use fastweight_ops::Offsets;
 
 use crate::layers::{
     Comba, DeltaNet, DeltaProduct, Dla, Elu1LinearAttention, GatedDeltaNet, GatedLinearAttention, Hgrn2,
-    KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Mamba2, RetNet, RuleMemory, Rwkv7,
-    Rwkv7Dea, SoftmaxAttention, Titans, TitansMac, TitansMag, TitansMal, TitansMlp, TttLinear, TttMlp,
+    KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Lstm, Mamba2, MixtureOfMemories, RetNet,
+    RuleMemory, Rwkv7, Rwkv7Dea, SoftmaxAttention, Srwm, Titans, TitansMac, TitansMag, TitansMal, TitansMlp,
+    TttLinear, TttMlp,
 };
 use crate::{MemoryError, MixerState, TokenVectors};
 
@@ -25,6 +26,8 @@ pub struct Shared {
     pub residual: Option<Tensor<3>>,
     /// Vectors of any token, for layers that remember tokens.
     pub vectors: Option<TokenVectors>,
+    /// Load-balance losses `[1]` of the layers that route tokens, in order: 1 where all parts are as busy.
+    pub balance: Vec<Tensor<1>>,
 }
 
 /// One of the memory layers; parameters keep the layer's own names.
@@ -52,6 +55,9 @@ pub enum Mixer {
     TitansMag(TitansMag),
     TitansMal(TitansMal),
     Dla(Dla),
+    Lstm(Lstm),
+    Srwm(Srwm),
+    MixtureOfMemories(MixtureOfMemories),
     Rule(RuleMemory),
     Rwkv7(Rwkv7),
     Rwkv7Dea(Rwkv7Dea),
@@ -81,6 +87,9 @@ macro_rules! each {
             Mixer::TitansMag($layer) => $result,
             Mixer::TitansMal($layer) => $result,
             Mixer::Dla($layer) => $result,
+            Mixer::Lstm($layer) => $result,
+            Mixer::Srwm($layer) => $result,
+            Mixer::MixtureOfMemories($layer) => $result,
             Mixer::Rule($layer) => $result,
             Mixer::Rwkv7($layer) => $result,
             Mixer::Rwkv7Dea($layer) => $result,

@@ -238,6 +238,19 @@ fn check_states(expected: usize, found: Option<usize>) -> Result<(), MemoryError
     }
 }
 
+/// Checks the shape of a state's tensor.
+pub(crate) fn check_state<const D: usize>(
+    layer: &'static str,
+    state: &Tensor<D>,
+    expected: [usize; D],
+) -> Result<(), MemoryError> {
+    if state.dims() == expected {
+        return Ok(());
+    }
+    let (found, expected) = (state.dims().to_vec(), format!("{expected:?}"));
+    Err(OpError::Shape { operator: layer, argument: "the state", found, expected }.into())
+}
+
 /// Sizes of the three projections of a layer: width, query/key/value channels, convolution width.
 pub(crate) struct QkvSizes {
     pub width: usize,

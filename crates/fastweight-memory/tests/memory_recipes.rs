@@ -81,6 +81,7 @@ fn sizes_that_do_not_fit_say_what_to_change() {
         (check("kind = 'comba'\nconv_width = 1", ctx()), "comba: conv_width is 1"),
         (check("kind = 'delta_product'\nsteps = 0", ctx()), "delta_product: steps is 0"),
         (check("kind = 'titans'\ntheta_max = 0.0", ctx()), "titans: theta_max is 0"),
+        (check("kind = 'lstm'\nhidden = 0", ctx()), "lstm: hidden is 0"),
         (check("kind = 'ttt_linear'\nmini_batch = 0", ctx()), "ttt_linear: mini_batch is 0"),
         (check("kind = 'ttt_linear'\neta_base = -1.0", ctx()), "ttt_linear: eta_base is -1"),
         (
@@ -142,6 +143,8 @@ fn a_size_that_is_refused_is_not_multiplied_out() {
         "kind = 'titans_mac'\nsegment = 9000000000000000000",
         "kind = 'titans_mag'\npersistent = 9000000000000000000",
         "kind = 'titans_mal'\ndepth = 9000000000000000000",
+        "kind = 'lstm'\nhidden = 9000000000000000000",
+        "kind = 'mixture_of_memories'\nmemories = 9000000000000000000",
     ] {
         let mixer: MixerConfig = toml::from_str(recipe).unwrap();
         let ctx = LayerContext::new(24, 2);

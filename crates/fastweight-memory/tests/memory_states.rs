@@ -48,6 +48,7 @@ fn stored(state: &MixerState) -> usize {
             let entries = state.cache.entries.as_ref().map_or(0, |(k, v)| storage(k) + storage(v));
             time_mix + entries + storage(&state.last_query)
         }
+        MixerState::Lstm(state) => storage(&state.hidden) + storage(&state.cell),
         MixerState::Momentum(state) => {
             let matrix = storage(&state.matrix.memory) + conv_storage(&state.matrix.conv);
             matrix + storage(&state.momentum)
@@ -183,7 +184,7 @@ fn a_layer_made_alone_is_finite_seeded_and_counted() {
             let weights = export(&mixer);
             for (parameter, data) in &weights {
                 assert!(data.iter::<f32>().all(f32::is_finite), "{name}, {parameter}");
-                let zero = parameter.ends_with("norm_shift") || parameter.ends_with("norm.bias");
+                let zero = parameter.ends_with("norm_shift") || parameter.ends_with("bias");
                 assert!(zero || data.iter::<f32>().any(|v| v != 0.0), "{name}, {parameter} is all zero");
             }
             let count: usize = weights.iter().map(|(_, data)| data.num_elements()).sum();

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::block::Block;
 use crate::language_model::{Embedding, LanguageModel};
+use crate::rounds::{HaltingConfig, Rounds};
 use crate::{LayerBytes, ModelError, StateBytes};
 
 /// Most token ids of a vocabulary.
@@ -43,6 +44,13 @@ pub struct ModelConfig {
     /// Hidden channels of the channel mixers; SwiGLU's default is 8/3 of the width, rounded up to a multiple of 8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mlp_hidden: Option<usize>,
+    /// Times that the blocks are applied, one after the other with the same weights and a state of their own each
+    /// time (Universal Transformer, Dehghani et al. 2018, 1807.03819).
+    #[serde(default = "one_round", skip_serializing_if = "is_one_round")]
+    pub rounds: usize,
+    /// When tokens stop before the last round; never when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub halting: Option<HaltingConfig>,
     /// The output head is the embedding.
     #[serde(default)]
     pub tied: bool,
@@ -59,6 +67,14 @@ pub struct ModelConfig {
 
 fn default_norm_eps() -> f64 {
     1e-5
+}
+
+fn one_round() -> usize {
+    1
+}
+
+fn is_one_round(rounds: &usize) -> bool {
+    *rounds == 1
 }
 
 fn default_channel_mixers() -> Vec<ChannelMixerConfig> {
@@ -93,6 +109,8 @@ impl ModelConfig {
             mixers: vec![mixer],
             channel_mixers: default_channel_mixers(),
             mlp_hidden: None,
+            rounds: 1,
+            halting: None,
             tied: false,
             norm: NormKind::default(),
             embedding_norm: false,
@@ -115,6 +133,7 @@ impl ModelConfig {
             ("mixers", self.mixers.len()),
             ("channel_mixers", self.channel_mixers.len()),
             ("mlp_hidden", self.mlp_hidden()),
+            ("rounds", self.rounds),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return setting(*name, "0".into(), "at least 1".into());
@@ -125,9 +144,13 @@ impl ModelConfig {
             ("layers", self.layers, MOST_LAYERS),
             ("heads", self.heads, MOST_HEAD_CHANNELS),
             ("mlp_hidden", self.mlp_hidden(), MOST_HIDDEN),
+            ("rounds", self.rounds, MOST_LAYERS / self.layers.clamp(1, MOST_LAYERS)),
         ];
         if let Some((name, size, most)) = bounds.iter().find(|(_, size, most)| size > most) {
             return setting(*name, size.to_string(), format!("at most {most}"));
+        }
+        if let Some(halting) = &self.halting {
+            halting.validate(self.rounds)?;
         }
         if self.head_dim.is_none() && !self.width.is_multiple_of(self.heads) {
             let expected = format!("a divisor of width = {}, or give head_dim", self.width);
@@ -209,6 +232,8 @@ impl ModelConfig {
             embedding: Embedding::new(self.vocab, self.width, device),
             embedding_norm: self.embedding_norm.then(norm),
             blocks: (0..self.layers).map(block).collect::<Result<_, ModelError>>()?,
+            rounds: (self.rounds > 1)
+                .then(|| Rounds::new(self.rounds, self.width, self.halting.is_some(), device)),
             norm: norm(),
             head: (!self.tied).then(|| linear(self.width, self.vocab, device)),
             config: self.clone(),
@@ -221,6 +246,10 @@ impl ModelConfig {
         let norm = self.norm.parameter_count(self.width);
         let norms = norm.saturating_mul(if self.embedding_norm { 2 } else { 1 });
         let embeddings = product(&[if self.tied { 1 } else { 2 }, self.vocab, self.width]);
+        let rounds = match self.rounds {
+            0 | 1 => 0,
+            rounds => Rounds::parameter_count(rounds, self.width, self.halting.is_some()),
+        };
         let period = least_common_multiple(self.mixers.len().max(1), self.channel_mixers.len().max(1));
         let block = |layer| {
             let context = self.context(layer);
@@ -233,7 +262,7 @@ impl ModelConfig {
             1 => block(layer),
             count => block(layer).saturating_add(product(&[block(layer + period), count - 1])),
         });
-        blocks.fold(embeddings.saturating_add(norms), usize::saturating_add)
+        blocks.fold(embeddings.saturating_add(norms).saturating_add(rounds), usize::saturating_add)
     }
 
     /// Whether a session's state grows with every token read: some layer is softmax attention without a window
@@ -242,9 +271,9 @@ impl ModelConfig {
         self.mixers.iter().take(self.layers).any(MixerConfig::state_grows)
     }
 
-    /// Bytes of one session's state after `tokens` tokens, layer by layer.
+    /// Bytes of one session's state after `tokens` tokens, layer by layer and round by round.
     pub fn state_bytes(&self, tokens: usize) -> StateBytes {
-        let layer = |layer| {
+        let layer = |(round, layer)| {
             let context = self.context(layer);
             let mixer = self.mixer(layer).state_size(&context, tokens);
             let channel = self.channel_mixer(layer).state_size(&context);
@@ -252,9 +281,10 @@ impl ModelConfig {
                 fixed: mixer.fixed.saturating_add(channel.fixed),
                 growing: mixer.growing.saturating_add(channel.growing),
             };
-            LayerBytes { layer, mixer: self.mixer(layer).name(), size }
+            LayerBytes { round, layer, mixer: self.mixer(layer).name(), size }
         };
-        StateBytes { tokens, layers: (0..self.layers).map(layer).collect() }
+        let passes = (0..self.rounds).flat_map(|round| (0..self.layers).map(move |layer| (round, layer)));
+        StateBytes { tokens, layers: passes.map(layer).collect() }
     }
 }
 

@@ -9,7 +9,8 @@ use fastweight_memory::parameters::{self, ParameterInfo};
 use fastweight_memory::{MemoryError, Norm, Shared, State, TokenVectors};
 use fastweight_ops::{Offsets, is_flex};
 
-use crate::{Block, ModelConfig, ModelError, ModelState};
+use crate::rounds::{Halting, Pondering, Rounds};
+use crate::{Block, LayerState, ModelConfig, ModelError, ModelState};
 
 /// A vector for every token.
 #[derive(Module, Debug)]
@@ -28,7 +29,8 @@ impl Embedding {
 /// Embedding, blocks, a last normalisation and the output head.
 ///
 /// Parameters are named by their place: `embedding.weight`, `blocks.0.mixer.q.weight`, `blocks.0.mlp.up.weight`,
-/// `norm.weight`, `head.weight`.
+/// `norm.weight`, `head.weight`. In a model of several rounds (Universal Transformer) the blocks are applied as often, each round
+/// with its own signal and session state; tokens may halt before the last, see [`HaltingConfig`](crate::HaltingConfig).
 #[derive(Module, Debug)]
 pub struct LanguageModel {
     /// Vectors of the tokens; the output head too when the head is tied.
@@ -37,6 +39,8 @@ pub struct LanguageModel {
     pub embedding_norm: Option<Norm>,
     /// The blocks, first to last.
     pub blocks: Vec<Block>,
+    /// What repeats the blocks, in a model of several rounds.
+    pub rounds: Option<Rounds>,
     /// Normalisation before the head.
     pub norm: Norm,
     /// The output head, `[width, vocab]`, unless it is tied to the embedding.
@@ -44,6 +48,22 @@ pub struct LanguageModel {
     #[module(skip)]
     pub(crate) config: ModelConfig,
 }
+
+/// What a model makes of a sequence.
+#[derive(Debug, Clone)]
+pub struct Reading {
+    /// Normalised channels before the head, `[B, T, width]`.
+    pub hidden: Tensor<3>,
+    /// The state after the tokens.
+    pub state: ModelState,
+    /// Load-balance losses `[1]` of the layers that route tokens, in order: 1 where all parts are as busy.
+    pub balance: Vec<Tensor<1>>,
+    /// How long the tokens took, where they halt.
+    pub pondering: Option<Pondering<3>>,
+}
+
+/// The channels after the last round, the state of every layer and round, and how long the tokens took.
+type Passed<const D: usize> = (Tensor<D>, ModelState, Option<Pondering<D>>);
 
 impl LanguageModel {
     /// The model's description.
@@ -76,30 +96,90 @@ impl LanguageModel {
     /// As [`LanguageModel::forward`], but the normalised channels before the head, `[B, T, width]`.
     ///
     /// # Errors
-    /// A token outside the vocabulary (checked on the CPU), or a state or offsets that do not fit.
+    /// Those of [`LanguageModel::read`].
     pub fn hidden(
         &self,
         tokens: Tensor<2, Int>,
         state: Option<ModelState>,
         offsets: Option<&Offsets>,
     ) -> Result<(Tensor<3>, ModelState), ModelError> {
+        let reading = self.read(tokens, state, offsets)?;
+        Ok((reading.hidden, reading.state))
+    }
+
+    /// As [`LanguageModel::hidden`], with what a training adds to its loss.
+    ///
+    /// # Errors
+    /// A token outside the vocabulary (checked on the CPU), or a state or offsets that do not fit.
+    pub fn read(
+        &self,
+        tokens: Tensor<2, Int>,
+        state: Option<ModelState>,
+        offsets: Option<&Offsets>,
+    ) -> Result<Reading, ModelError> {
         self.check_tokens(&tokens)?;
-        let states = match state {
-            None => vec![None; self.blocks.len()],
-            Some(state) => {
-                self.check_state(&state)?;
-                state.layers.into_iter().map(Some).collect()
-            }
-        };
-        let (mut x, mut shared) = self.embed(tokens)?;
-        let mut layers = Vec::with_capacity(self.blocks.len());
-        for (layer, (block, state)) in self.blocks.iter().zip(states).enumerate() {
-            let (y, state) =
-                block.forward(x, state, offsets, &mut shared).map_err(|e| layer_error(layer, e))?;
-            x = y;
-            layers.push(state);
+        if let Some(state) = &state {
+            self.check_state(state)?;
         }
-        Ok((self.norm.forward(x)?, ModelState { layers }))
+        let (x, mut shared) = self.embed(tokens)?;
+        let (x, state, pondering) =
+            self.pass(x, state, |block, x, state| block.forward(x, state, offsets, &mut shared))?;
+        Ok(Reading { hidden: self.norm.forward(x)?, state, balance: shared.balance, pondering })
+    }
+
+    /// What a training adds to its loss for a reading, `[1]`: the load-balance losses times `balance`, and the ponder cost times
+    /// its factor. None where there is neither.
+    pub fn auxiliary_loss(&self, reading: &Reading, balance: f64) -> Option<Tensor<1>> {
+        let balances = reading.balance.iter().filter(|_| balance != 0.0).map(|loss| loss.clone() * balance);
+        let cost = self.config.halting.as_ref().map_or(0.0, |halting| halting.ponder_cost);
+        let ponder =
+            reading.pondering.iter().filter(|_| cost != 0.0).map(|pondering| pondering.cost() * cost);
+        balances.chain(ponder).reduce(|sum, loss| sum + loss)
+    }
+
+    /// All blocks, round after round; `run` reads `x` with a block and that block's state of the round.
+    fn pass<const D: usize>(
+        &self,
+        mut x: Tensor<D>,
+        state: Option<ModelState>,
+        mut run: impl FnMut(&Block, Tensor<D>, Option<LayerState>) -> Result<(Tensor<D>, LayerState), MemoryError>,
+    ) -> Result<Passed<D>, ModelError> {
+        let mut states = state.into_iter().flat_map(|state| state.layers);
+        let mut layers = Vec::with_capacity(self.passes());
+        let halt = self.rounds.as_ref().and_then(|rounds| rounds.halt.as_ref());
+        let mut halting =
+            halt.zip(self.config.halting.as_ref()).map(|(halt, config)| Halting::new(halt, config, &x));
+        let last = self.config.rounds - 1;
+        for round in 0..=last {
+            let before = x.clone();
+            x = self.signal(x, round);
+            for (layer, block) in self.blocks.iter().enumerate() {
+                let (y, state) = run(block, x, states.next()).map_err(|e| layer_error(layer, e))?;
+                x = y;
+                layers.push(state);
+            }
+            if let Some(halting) = &mut halting {
+                x = halting.round(before, x, round == last);
+            }
+        }
+        let state = ModelState { layers };
+        Ok(match halting.map(Halting::end) {
+            Some((x, pondering)) => (x, state, Some(pondering)),
+            None => (x, state, None),
+        })
+    }
+
+    /// `x [.., width]` as a round, from 0, begins with it: the same in a model of one round.
+    pub fn signal<const D: usize>(&self, x: Tensor<D>, round: usize) -> Tensor<D> {
+        match &self.rounds {
+            Some(rounds) => rounds.signal(x, round),
+            None => x,
+        }
+    }
+
+    /// Blocks times rounds.
+    fn passes(&self) -> usize {
+        self.blocks.len() * self.config.rounds
     }
 
     /// Logits `[.., vocab]` of the channels before the head, `[.., width]`: one matrix product.
@@ -123,19 +203,18 @@ impl LanguageModel {
         self.check_tokens(&tokens)?;
         self.check_state(&state)?;
         let (embedded, mut shared) = self.embed(tokens)?;
-        let mut x = embedded.squeeze_dim::<2>(1);
-        let mut layers = Vec::with_capacity(self.blocks.len());
-        for (layer, (block, state)) in self.blocks.iter().zip(state.layers).enumerate() {
-            let (y, state) = block.step(x, state, &mut shared).map_err(|e| layer_error(layer, e))?;
-            x = y;
-            layers.push(state);
-        }
-        Ok((self.logits(self.norm.forward(x)?), ModelState { layers }))
+        let x = embedded.squeeze_dim::<2>(1);
+        let (x, state, _) = self.pass(x, Some(state), |block, x: Tensor<2>, state| {
+            let state = state.unwrap_or_else(|| block.zero_state(x.dims()[0], &x.device()));
+            block.step(x, state, &mut shared)
+        })?;
+        Ok((self.logits(self.norm.forward(x)?), state))
     }
 
     /// The state of `batch` sequences before their first token.
     pub fn zero_state(&self, batch: usize, device: &Device) -> ModelState {
-        ModelState { layers: self.blocks.iter().map(|block| block.zero_state(batch, device)).collect() }
+        let blocks = self.blocks.iter().cycle().take(self.passes());
+        ModelState { layers: blocks.map(|block| block.zero_state(batch, device)).collect() }
     }
 
     /// What the first block reads of `tokens [B, T]`, which are not checked, and what all blocks share.
@@ -151,6 +230,7 @@ impl LanguageModel {
             embedded: Some(x.clone()),
             residual: None,
             vectors: Some(vectors),
+            balance: Vec::new(),
         };
         Ok((x, shared))
     }
@@ -176,7 +256,7 @@ impl LanguageModel {
     }
 
     fn check_state(&self, state: &ModelState) -> Result<(), ModelError> {
-        let (expected, found) = (self.blocks.len(), state.layers.len());
+        let (expected, found) = (self.passes(), state.layers.len());
         if expected != found {
             return Err(ModelError::StateLayers { expected, found });
         }
@@ -184,7 +264,10 @@ impl LanguageModel {
         match state.layers.iter().position(|layer| layer.batch() != batch) {
             Some(layer) => {
                 let found = state.layers[layer].batch();
-                Err(layer_error(layer, MemoryError::StateBatch { expected: batch, found }))
+                Err(layer_error(
+                    layer % self.blocks.len(),
+                    MemoryError::StateBatch { expected: batch, found },
+                ))
             }
             None => Ok(()),
         }

@@ -5,6 +5,8 @@ use fastweight_memory::StateSize;
 /// Bytes of one layer's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerBytes {
+    /// The round that the state belongs to, from 0.
+    pub round: usize,
     /// Index of the layer, from 0.
     pub layer: usize,
     /// Its mixer's name.
@@ -18,7 +20,7 @@ pub struct LayerBytes {
 pub struct StateBytes {
     /// Tokens read.
     pub tokens: usize,
-    /// Every layer, in order.
+    /// Every layer, in order, round by round.
     pub layers: Vec<LayerBytes>,
 }
 

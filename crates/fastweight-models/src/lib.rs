@@ -11,14 +11,16 @@ mod experts;
 mod language_model;
 mod ledger;
 pub mod presets;
+mod rounds;
 mod state;
 
 pub use block::Block;
 pub use config::ModelConfig;
 pub use error::ModelError;
 pub use experts::LayerExperts;
-pub use language_model::{Embedding, LanguageModel};
+pub use language_model::{Embedding, LanguageModel, Reading};
 pub use ledger::{LayerBytes, StateBytes};
+pub use rounds::{HaltingConfig, Pondering, Rounds};
 pub use state::{LayerState, ModelState};
 
 pub use fastweight_memory::channel::ExpertBytes;

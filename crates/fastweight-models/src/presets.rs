@@ -21,11 +21,23 @@ struct Family {
     channel_mixers: &'static [&'static str],
     norm: NormKind,
     embedding_norm: bool,
+    /// Window of its softmax attention.
+    window: Option<usize>,
+    /// One block, applied as often as other models of the size have layers.
+    in_rounds: bool,
 }
 
 /// Mixers in turns, with SwiGLU and RMS normalisation.
 const fn hybrid(name: &'static str, mixers: &'static [&'static str]) -> Family {
-    Family { name, mixers, channel_mixers: &["swiglu"], norm: NormKind::Rms, embedding_norm: false }
+    Family {
+        name,
+        mixers,
+        channel_mixers: &["swiglu"],
+        norm: NormKind::Rms,
+        embedding_norm: false,
+        window: None,
+        in_rounds: false,
+    }
 }
 
 /// A model of the RWKV-7 series: layer normalisation, and one of the embeddings.
@@ -34,10 +46,10 @@ const fn rwkv7(
     mixers: &'static [&'static str],
     channel_mixers: &'static [&'static str],
 ) -> Family {
-    Family { name, mixers, channel_mixers, norm: NormKind::Layer, embedding_norm: true }
+    Family { channel_mixers, norm: NormKind::Layer, embedding_norm: true, ..hybrid(name, mixers) }
 }
 
-const FAMILIES: [Family; 7] = [
+const FAMILIES: [Family; 9] = [
     hybrid("hybrid_3to1", &["delta_net", "delta_net", "delta_net", "softmax_attention"]),
     hybrid(
         "hybrid_gated_3to1",
@@ -48,6 +60,10 @@ const FAMILIES: [Family; 7] = [
     rwkv7("rwkv7_deep_embed", &["rwkv7"], &["rwkv7_deep_embed"]),
     rwkv7("rwkv7_dea", &["rwkv7_dea"], &["rwkv7_deep_embed"]),
     Family { channel_mixers: &["mole"], ..hybrid("mole", &["softmax_attention"]) },
+    // Ren et al. 2024, 2406.07522: Mamba, MLP, sliding window, MLP, and so on.
+    Family { window: Some(2048), ..hybrid("samba", &["mamba2", "softmax_attention"]) },
+    // The Universal Transformer.
+    Family { in_rounds: true, ..hybrid("universal", &["softmax_attention"]) },
 ];
 
 /// A family's name may be a mixer's, of which it is then the whole model.
@@ -80,7 +96,8 @@ pub fn names() -> Vec<String> {
     families().flat_map(|family| SIZES.iter().map(move |size| format!("{family}-{}", size.0))).collect()
 }
 
-/// The preset of a name. Its vocabulary is 256, for bytes; set `vocab` for another tokenizer.
+/// The preset of a name. Its vocabulary is 256, for bytes; set `vocab` for another tokenizer. The window of `samba` is the
+/// paper's 2048 tokens; a recipe changes it with `mixers` beside the preset.
 ///
 /// # Errors
 /// [`ModelError::Preset`] with the closest name, or with all families and sizes.
@@ -109,13 +126,20 @@ fn find(name: &str) -> Option<ModelConfig> {
     let Some(family) = FAMILIES.iter().find(|candidate| candidate.name == family) else {
         return MixerConfig::by_name(family).map(|mixer| model(sized(mixer, size)));
     };
-    let mixer = |name: &&str| Some(sized(MixerConfig::by_name(name)?, size));
+    let mixer = |name: &&str| {
+        let mut mixer = sized(MixerConfig::by_name(name)?, size);
+        if let MixerConfig::SoftmaxAttention(attention) = &mut mixer {
+            attention.window = family.window;
+        }
+        Some(mixer)
+    };
     let mixers = family.mixers.iter().map(mixer).collect::<Option<Vec<_>>>()?;
     let channel_mixers =
         family.channel_mixers.iter().map(|name| ChannelMixerConfig::by_name(name)).collect::<Option<_>>()?;
     let first = mixers.first()?.clone();
     Some(ModelConfig {
-        layers: layers.next_multiple_of(mixers.len()),
+        layers: if family.in_rounds { 1 } else { layers.next_multiple_of(mixers.len()) },
+        rounds: if family.in_rounds { layers } else { 1 },
         mixers,
         channel_mixers,
         norm: family.norm,

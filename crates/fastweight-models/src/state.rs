@@ -40,7 +40,7 @@ impl State for LayerState {
 /// What a session carries from token to token: the state of every layer.
 #[derive(Debug, Clone)]
 pub struct ModelState {
-    /// One state per layer, in order.
+    /// One state per layer, in order; of a model of several rounds, those of the first round, then the second, and so on.
     pub layers: Vec<LayerState>,
 }
 

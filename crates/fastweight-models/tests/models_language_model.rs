@@ -4,8 +4,8 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use fastweight_memory::padding::{Padding, repad, unpad_tokens};
 use fastweight_memory::parameters::{export, import};
 use fastweight_models::{
-    ChannelMixerConfig, LanguageModel, MixerConfig, ModelConfig, ModelError, ModelState, NormKind,
-    ParameterGroup, State, presets,
+    ChannelMixerConfig, HaltingConfig, LanguageModel, MixerConfig, ModelConfig, ModelError, ModelState,
+    NormKind, ParameterGroup, State, presets,
 };
 use fastweight_ops::Offsets;
 
@@ -19,6 +19,17 @@ fn configs() -> Vec<ModelConfig> {
     let mut configs: Vec<ModelConfig> = mixers.iter().map(one).collect();
     let sizes =
         ModelConfig { head_dim: Some(6), value_dim: Some(4), mlp_hidden: Some(20), ..one(&mixers[0]) };
+    // The same blocks again and again, with tokens that halt on the way.
+    let halting = Some(HaltingConfig { threshold: 0.9, ..HaltingConfig::default() });
+    let mixers_of_rounds =
+        ["softmax_attention", "gated_delta_net"].map(|name| MixerConfig::by_name(name).unwrap());
+    configs.push(ModelConfig {
+        layers: 2,
+        rounds: 3,
+        mixers: mixers_of_rounds.into(),
+        halting,
+        ..sizes.clone()
+    });
     // Some layers need as many value channels as key channels.
     let fits = |mixer: &MixerConfig| mixer.validate(&sizes.context(0)).is_ok();
     // RWKV-7 first and again last, where it reads the values of the first.
@@ -304,6 +315,9 @@ fn what_does_not_fit_is_refused_with_a_reason() {
         (ModelConfig { vocab: 0, ..config.clone() }, "vocab is 0"),
         (ModelConfig { mixers: vec![], ..config.clone() }, "mixers is 0"),
         (ModelConfig { mlp_hidden: Some(0), ..config.clone() }, "mlp_hidden is 0"),
+        (ModelConfig { rounds: 0, ..config.clone() }, "rounds is 0"),
+        (ModelConfig { rounds: 2049, ..config.clone() }, "rounds is 2049, expected at most 2048"),
+        (ModelConfig { halting: Some(HaltingConfig::default()), ..config.clone() }, "rounds of 2 or more"),
         (ModelConfig { heads: 3, ..config.clone() }, "heads is 3, expected a divisor of width = 16"),
         (ModelConfig { head_dim: Some(0), ..config.clone() }, "layer 0: delta_net: head_dim is 0"),
         (ModelConfig { value_dim: Some(0), ..config.clone() }, "value_dim is 0"),
@@ -324,6 +338,7 @@ fn absurd_sizes_are_errors_without_overflow_or_endless_work() {
         ("layers", ModelConfig { layers: 1_000_000_000_000, ..base.clone() }),
         ("width", ModelConfig { width: usize::MAX, ..base.clone() }),
         ("vocab", ModelConfig { vocab: usize::MAX, ..base.clone() }),
+        ("rounds", ModelConfig { rounds: usize::MAX, ..base.clone() }),
         ("mlp_hidden", ModelConfig { mlp_hidden: Some(usize::MAX), ..base.clone() }),
         ("head_dim", ModelConfig { head_dim: Some(usize::MAX), ..base.clone() }),
         ("value_dim", ModelConfig { value_dim: Some(usize::MAX), ..base.clone() }),

@@ -113,6 +113,26 @@ fn the_rwkv7_series_starts_as_its_source_starts() {
 }
 
 #[test]
+fn samba_takes_turns_of_mamba2_and_a_window() {
+    let config = presets::by_name("samba-small").unwrap();
+    let mixers: Vec<&str> = (0..config.layers).map(|layer| config.mixer(layer).name()).collect();
+    assert_eq!(mixers, ["mamba2", "softmax_attention", "mamba2", "softmax_attention"]);
+    let held = |tokens| config.state_bytes(tokens).growing();
+    // A token sees itself without the cache.
+    assert!(!config.state_grows() && held(2046) < held(2047) && held(2047) == held(9000));
+}
+
+#[test]
+fn universal_applies_one_block_as_often_as_others_have_layers() {
+    let config = presets::by_name("universal-small").unwrap();
+    let plain = presets::by_name("softmax_attention-small").unwrap();
+    assert_eq!((config.layers, config.rounds), (1, plain.layers));
+    assert_eq!(config.state_bytes(9).total(), plain.state_bytes(9).total());
+    let one = ModelConfig { layers: 1, ..plain };
+    assert_eq!(config.parameter_count(), one.parameter_count() + 4 * 128);
+}
+
+#[test]
 fn an_unknown_preset_is_corrected() {
     let message = |name| presets::by_name(name).unwrap_err().to_string();
     assert!(message("delta_net-tinny").contains("did you mean \"delta_net-tiny\"?"));

@@ -13,7 +13,12 @@ pub(crate) fn first_non_finite(model: &LanguageModel, tokens: Tensor<2, Int>) ->
         return Ok(format!("the parameter {name}"));
     }
     let (mut x, mut shared) = model.embed(tokens)?;
-    for (layer, block) in model.blocks.iter().enumerate() {
+    let passes = (0..model.config().rounds)
+        .flat_map(|round| model.blocks.iter().enumerate().map(move |at| (round, at)));
+    for (round, (layer, block)) in passes {
+        if layer == 0 {
+            x = model.signal(x, round);
+        }
         let normed = block.mixer_norm.forward(x.clone()).map_err(MemoryError::from)?;
         let mixed = match block.mixer.forward_shared(normed, None, None, &mut shared.clone()) {
             Ok((mixed, _)) => mixed,

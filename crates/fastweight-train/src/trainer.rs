@@ -268,11 +268,12 @@ impl<'a> Trainer<'a> {
             // Each part weighs as much as it has scored tokens, so that the sum is the mean over the whole batch.
             let share = batch.scored() as f64 / scored.max(1) as f64;
             let tokens = token_tensor(batch, &self.device);
-            let (hidden, _) = self
+            let reading = self
                 .model
-                .hidden(tokens.clone(), None, offsets(batch).as_ref())
+                .read(tokens.clone(), None, offsets(batch).as_ref())
                 .map_err(|error| diagnose::diverged(error, &self.model.valid(), step))?;
-            let (logits, targets) = scored_logits(&self.model, hidden, batch);
+            let auxiliary = self.model.auxiliary_loss(&reading, self.recipe.balance);
+            let (logits, targets) = scored_logits(&self.model, reading.hidden, batch);
             let loss = cross_entropy(logits, &targets).map_err(fastweight_memory::MemoryError::from)?;
             let value = f64::from(loss.clone().into_scalar::<f32>());
             if !value.is_finite() {
@@ -280,6 +281,8 @@ impl<'a> Trainer<'a> {
                 return Err(TrainError::NonFinite { step, what: "the loss", place });
             }
             total += share * value;
+            // What the model adds for itself is trained on, but is no part of the loss that is reported.
+            let loss = auxiliary.map_or(loss.clone(), |auxiliary| loss + auxiliary);
             let loss = if batches.len() == 1 { loss } else { loss * share };
             gradients.add(Gradients::take(&self.model, loss.backward()))?;
         }

@@ -5,8 +5,9 @@ use serde::Serialize;
 use super::named::{Definition, NamedRule, Special};
 use super::reference::{self, Layer, State, Token, Weights, objective};
 use super::special::{
-    Rwkv7Token, comba, comba_objective, nadaraya_watson, nadaraya_watson_objective, oja, oja_loss, rwkv7,
-    rwkv7_objective, ttt, ttt_loss, ttt_read,
+    Rwkv7Token, comba, comba_objective, lstm, lstm_objective, nadaraya_watson, nadaraya_watson_objective,
+    normalised, normalised_objective, normalised_read, oja, oja_loss, rwkv7, rwkv7_objective, srwm,
+    srwm_loss, srwm_token, ttt, ttt_loss, ttt_read,
 };
 use super::{Memory, Retention, Rule};
 
@@ -80,6 +81,18 @@ pub fn example(named: &NamedRule) -> Example {
                 Special::TttLinear => {
                     (format!("η = {SMALL_RATE}, mini-batch of one token, a small fixed start"), trained(2))
                 }
+                Special::Lstm => {
+                    (format!("g = tanh(v), i = {RATE}, f = {}, o = 1 in every cell", DECAYS[0]), cells())
+                }
+                Special::Srwm => (
+                    "x = k; key, value and rates are those that the matrix makes, its output's columns shown; a small fixed start"
+                        .to_owned(),
+                    self_referential(),
+                ),
+                Special::MixtureOfMemories => (
+                    format!("one chosen memory, η = {SMALL_RATE}, α = {}, chunk of one token, a small fixed start", 1.0 - DECAYS[0]),
+                    chosen(),
+                ),
                 Special::TttMlp => {
                     (format!("η = {SMALL_RATE}, mini-batch of one token, a small fixed start"), trained(4))
                 }
@@ -235,6 +248,73 @@ fn trained(weights: usize) -> Vec<Step> {
             read_after: ttt_read(&memory, k),
             objective_before: Some(ttt_loss(&before, k, v)),
             objective_after: Some(ttt_loss(&memory, k, v)),
+        }
+    };
+    KEYS.iter().zip(&VALUES).map(step).collect()
+}
+
+/// Two cells; what they read is their hyperbolic tangent.
+fn cells() -> Vec<Step> {
+    let mut memory = Layer::zeros(1, 2);
+    let numbers = [RATE, DECAYS[0]];
+    let read = |c: &Layer| -> Vec<f64> { c.values.iter().map(|c| c.tanh()).collect() };
+    let step = |(k, v): (&[f64; 2], &[f64; 2])| {
+        let g = v.map(f64::tanh);
+        let after = lstm(&memory, &g, numbers);
+        let before = std::mem::replace(&mut memory, after);
+        let objective = |candidate: &Layer| Some(lstm_objective(candidate, &before, &g, numbers));
+        Step {
+            key: k.to_vec(),
+            value: v.to_vec(),
+            memory: rows(std::slice::from_ref(&memory)),
+            read_before: read(&before),
+            read_after: read(&memory),
+            objective_before: objective(&before),
+            objective_after: objective(&memory),
+        }
+    };
+    KEYS.iter().zip(&VALUES).map(step).collect()
+}
+
+/// A matrix with K = V = 2 that makes its own keys and values.
+fn self_referential() -> Vec<Step> {
+    let mut memory = start(2, 10, 1.0);
+    let step = |x: &[f64; 2]| {
+        let token = srwm_token(&memory, x);
+        let after = srwm(&memory, &token);
+        let before = std::mem::replace(&mut memory, after);
+        let read = |w: &Layer| -> Vec<f64> {
+            (0..2).map(|c| (0..2).map(|i| w.values[i * w.cols + c] * token.key[i]).sum()).collect()
+        };
+        Step {
+            value: token.target[..2].to_vec(),
+            memory: Vec::new(),
+            read_before: read(&before),
+            read_after: read(&memory),
+            objective_before: Some(srwm_loss(&before, &token)),
+            objective_after: Some(srwm_loss(&memory, &token)),
+            key: token.key.clone(),
+        }
+    };
+    KEYS.iter().map(step).collect()
+}
+
+/// A memory of a mixture that is chosen at every token.
+fn chosen() -> Vec<Step> {
+    let mut memory = start(2, 2, 1.0);
+    let numbers = [SMALL_RATE, 1.0 - DECAYS[0]];
+    let step = |(k, v): (&[f64; 2], &[f64; 2])| {
+        let after = normalised(&memory, k, v, numbers);
+        let before = std::mem::replace(&mut memory, after);
+        let objective = |candidate: &Layer| Some(normalised_objective(candidate, &before, k, v, numbers));
+        Step {
+            key: k.to_vec(),
+            value: v.to_vec(),
+            memory: rows(std::slice::from_ref(&memory)),
+            read_before: normalised_read(&before, k),
+            read_after: normalised_read(&memory, k),
+            objective_before: objective(&before),
+            objective_after: objective(&memory),
         }
     };
     KEYS.iter().zip(&VALUES).map(step).collect()

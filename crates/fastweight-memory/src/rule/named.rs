@@ -4,6 +4,7 @@ use super::{Bias, GradientAt, Learner, Memory, Retention, Rule};
 
 mod linear;
 mod nonlinear;
+mod sequential;
 
 /// How a named rule is defined.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -33,6 +34,12 @@ pub enum Special {
     TttLinear,
     /// Test-time training of an MLP behind a layer normalisation.
     TttMlp,
+    /// Cells with a gate each for what enters, stays and is read.
+    Lstm,
+    /// A matrix that makes the key, the target and the rates of its own delta step.
+    Srwm,
+    /// Matrices behind layer normalisations, a few of which learn a token.
+    MixtureOfMemories,
 }
 
 /// A rule of the literature.
@@ -88,6 +95,9 @@ impl NamedRule {
                 Special::Comba | Special::DeltaProduct | Special::Rwkv7 | Special::Oja => key * value,
                 Special::TttLinear => 2 * (key * value + value) + 1,
                 Special::TttMlp => 2 * (8 * key * key + 5 * key) + 1,
+                Special::Lstm => 2 * value,
+                Special::Srwm => key * (value + 2 * key + 4),
+                Special::MixtureOfMemories => 2 * 5 * key * value,
             },
         };
         4 * heads * head
@@ -104,7 +114,7 @@ impl NamedRule {
 
 /// All named rules.
 pub fn all() -> impl Iterator<Item = &'static NamedRule> {
-    linear::RULES.iter().chain(&nonlinear::RULES)
+    linear::RULES.iter().chain(&nonlinear::RULES).chain(&sequential::RULES)
 }
 
 /// The rule of a name.

@@ -176,6 +176,106 @@ pub fn ttt(weights: &[Layer], k: &[f64], v: &[f64], eta: f64) -> Weights {
     add(weights, -eta, &ttt_gradient(weights, k, v))
 }
 
+/// Cells of an LSTM, a row: `f c + i g`.
+pub fn lstm(c: &Layer, g: &[f64], [input, forget]: [f64; 2]) -> Layer {
+    let kept = Layer { values: scaled(&c.values, forget), ..c.clone() };
+    plus(&kept, input, &Layer::new(1, g.len(), g.to_vec()))
+}
+
+/// The objective of [`lstm`]: `-i <g, c> + 1/2 |c - f c_{t-1}|^2`.
+pub fn lstm_objective(candidate: &Layer, c: &Layer, g: &[f64], [input, forget]: [f64; 2]) -> f64 {
+    let kept = Layer { values: scaled(&c.values, forget), ..c.clone() };
+    -input * dot(g, &candidate.values) + half_square(&plus(candidate, -1.0, &kept))
+}
+
+/// What a self-referential matrix makes of a token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SrwmToken {
+    /// What it reads at the token.
+    pub output: Vec<f64>,
+    /// The key, `phi(k)`.
+    pub key: Vec<f64>,
+    /// The target, what it reads at `phi(q)`, column by column.
+    pub target: Vec<f64>,
+    /// The rate of each column.
+    pub rates: Vec<f64>,
+}
+
+fn softmax(x: &[f64]) -> Vec<f64> {
+    let top = x.iter().fold(f64::NEG_INFINITY, |top, x| top.max(*x));
+    let exps: Vec<f64> = x.iter().map(|x| (x - top).exp()).collect();
+    let sum: f64 = exps.iter().sum();
+    scaled(&exps, 1.0 / sum)
+}
+
+/// What the matrix `w [K, V + 2 K + 4]` makes of the input `x`: output, query, key and four rates, one a block of columns.
+pub fn srwm_token(w: &Layer, x: &[f64]) -> SrwmToken {
+    let key = w.rows;
+    let value = w.cols - 2 * key - 4;
+    let z = transposed_times(w, &softmax(x));
+    let (query, own) = (softmax(&z[value..value + key]), softmax(&z[value + key..value + 2 * key]));
+    let sizes = [value, key, key, 4].into_iter().enumerate();
+    let rate = |block: usize| 1.0 / (1.0 + (-z[value + 2 * key + block]).exp());
+    SrwmToken {
+        output: z[..value].to_vec(),
+        target: transposed_times(w, &query),
+        key: own,
+        rates: sizes.flat_map(|(block, size)| vec![rate(block); size]).collect(),
+    }
+}
+
+/// SRWM (2202.05780): the delta step of the matrix on the key, target and rates it made.
+pub fn srwm(w: &Layer, token: &SrwmToken) -> Layer {
+    let read = transposed_times(w, &token.key);
+    let write: Vec<f64> = (0..w.cols).map(|c| token.rates[c] * (token.target[c] - read[c])).collect();
+    plus(w, 1.0, &outer(&token.key, &write))
+}
+
+/// The loss whose gradient step, of rate one, is [`srwm`]: `sum_c rate_c 1/2 (W^T key - target)_c^2`, what the matrix made of the
+/// token held fixed.
+pub fn srwm_loss(w: &Layer, token: &SrwmToken) -> f64 {
+    let errors = transposed_times(w, &token.key).into_iter().zip(&token.target);
+    errors.zip(&token.rates).map(|((y, v), rate)| 0.5 * rate * (y - v).powi(2)).sum()
+}
+
+/// What a normalised matrix reads, `LN(W^T x)`.
+pub fn normalised_read(w: &Layer, x: &[f64]) -> Vec<f64> {
+    layer_norm(&transposed_times(w, x)).0
+}
+
+/// `1/2 |LN(W^T k) - v|^2`.
+pub fn normalised_loss(w: &Layer, k: &[f64], v: &[f64]) -> f64 {
+    0.5 * normalised_read(w, k).iter().zip(v).map(|(y, v)| (y - v).powi(2)).sum::<f64>()
+}
+
+/// The gradient of [`normalised_loss`].
+pub fn normalised_gradient(w: &Layer, k: &[f64], v: &[f64]) -> Layer {
+    let (normal, deviation) = layer_norm(&transposed_times(w, k));
+    let error: Vec<f64> = normal.iter().zip(v).map(|(y, v)| y - v).collect();
+    let n = error.len() as f64;
+    let (mean, along) = (error.iter().sum::<f64>() / n, dot(&error, &normal) / n);
+    let u: Vec<f64> = error.iter().zip(&normal).map(|(e, x)| (e - mean - x * along) / deviation).collect();
+    outer(k, &u)
+}
+
+/// A chosen memory of a mixture: `(1 - alpha) M - eta grad 1/2 |LN(M^T k) - v|^2`.
+pub fn normalised(w: &Layer, k: &[f64], v: &[f64], [eta, alpha]: [f64; 2]) -> Layer {
+    let kept = Layer { values: scaled(&w.values, 1.0 - alpha), ..w.clone() };
+    plus(&kept, -eta, &normalised_gradient(w, k, v))
+}
+
+/// The objective of [`normalised`]: `eta <grad, M> + 1/2 |M - (1 - alpha) M_{t-1}|^2`.
+pub fn normalised_objective(
+    candidate: &Layer,
+    w: &Layer,
+    k: &[f64],
+    v: &[f64],
+    [eta, alpha]: [f64; 2],
+) -> f64 {
+    let kept = Layer { values: scaled(&w.values, 1.0 - alpha), ..w.clone() };
+    eta * inner(&normalised_gradient(w, k, v), candidate) + half_square(&plus(candidate, -1.0, &kept))
+}
+
 /// The Nadaraya-Watson estimate `sum_i s_i v_i / sum_i s_i`: softmax attention for `s_i = exp(scale q.k_i)`.
 pub fn nadaraya_watson(similarities: &[f64], values: &[Vec<f64>]) -> Vec<f64> {
     let total: f64 = similarities.iter().sum();

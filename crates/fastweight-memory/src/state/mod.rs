@@ -4,6 +4,7 @@ mod attended;
 mod dea;
 mod deep;
 mod kv;
+mod lstm;
 mod matrix;
 mod momentum;
 pub(crate) mod rows;
@@ -17,6 +18,7 @@ pub use attended::{MemoryAttentionState, SegmentState};
 pub use dea::DeaState;
 pub use deep::DeepMemoryState;
 pub use kv::KvState;
+pub use lstm::LstmState;
 pub use matrix::{ConvState, MatrixState, NormalisedState, RotaryState};
 pub use momentum::MomentumState;
 pub use rule::RuleMemoryState;
@@ -75,7 +77,7 @@ impl StateSize {
 #[allow(clippy::large_enum_variant)]
 pub enum MixerState {
     /// A matrix memory: linear attention, Lightning Attention, Mamba-2, GLA, HGRN2, DeltaNet, Gated DeltaNet, KDA, Comba,
-    /// DeltaProduct.
+    /// DeltaProduct, SRWM.
     Matrix(MatrixState),
     /// A matrix memory with token positions: RetNet.
     Rotary(RotaryState),
@@ -99,6 +101,8 @@ pub enum MixerState {
     Shifted(ShiftedState),
     /// A matrix memory and an entry for every token: RWKV-7 with DEA.
     Dea(DeaState),
+    /// The cells of an LSTM.
+    Lstm(LstmState),
 }
 
 macro_rules! each {
@@ -116,6 +120,7 @@ macro_rules! each {
             MixerState::Rule($inner) => $result,
             MixerState::Shifted($inner) => $result,
             MixerState::Dea($inner) => $result,
+            MixerState::Lstm($inner) => $result,
         }
     };
 }
@@ -136,6 +141,7 @@ impl MixerState {
             Self::Rule(_) => "rule",
             Self::Shifted(_) => "token-shifted matrix",
             Self::Dea(_) => "token-shifted matrix and token cache",
+            Self::Lstm(_) => "long short-term",
         }
     }
 }
@@ -192,5 +198,6 @@ conversions!(
     Segment SegmentState "segment",
     Rule RuleMemoryState "rule",
     Shifted ShiftedState "token-shifted matrix",
-    Dea DeaState "token-shifted matrix and token cache"
+    Dea DeaState "token-shifted matrix and token cache",
+    Lstm LstmState "long short-term"
 );

@@ -82,6 +82,11 @@ pub fn mixers() -> Vec<(&'static str, MixerConfig)> {
         "kind = 'titans_mag'\nmemory = 'matrix'\nwindow = 40\npersistent = 0\nconv_width = 0",
         "kind = 'titans_mal'\nwindow = 5\npersistent = 3",
         "kind = 'titans_mal'\nmemory = 'matrix'\nwindow = 20\npersistent = 0\nconv_width = 0",
+        "kind = 'lstm'",
+        "kind = 'lstm'\nhidden = 7",
+        "kind = 'srwm'",
+        "kind = 'mixture_of_memories'",
+        "kind = 'mixture_of_memories'\nconv_width = 0\nmemories = 3\nchunk = 3\nadd_key = true\neta_max = 0.5",
         "kind = 'rule'\nretention = 'scalar_decay'\nlearner = 'momentum'",
         "kind = 'rule'\nbias = 'huber'\nretention = 'kl'\nwindow = 2\nchunk = 3",
         "kind = 'rule'\nretention = 'bregman'\nlearner = 'proximal'\nconv_width = 0",
@@ -111,6 +116,7 @@ pub fn shared(x: &Tensor<3>) -> Shared {
         tokens: Some(tokens),
         residual: Some(x.clone() * 1.5),
         vectors: Some(vectors),
+        balance: Vec::new(),
     }
 }
 

@@ -2,6 +2,8 @@
 
 mod architectures;
 mod deep;
+mod mixture;
+mod sequential;
 
 use fastweight_memory::MixerConfig;
 use serde_json::Value;
@@ -26,6 +28,9 @@ fn layer(name: &str, p: &Plain, x: &Rows, options: &Value) -> Option<Rows> {
         "titans" => titans(p, x, options),
         "ttt_linear" => ttt_linear(p, x, options),
         "ttt_mlp" | "titans_mlp" | "dla" => deep::deep_memory(p, x, options),
+        "lstm" => return Some(sequential::lstm(p, x)),
+        "srwm" => return Some(sequential::srwm(p, x)),
+        "mixture_of_memories" => return Some(mixture::mixture_of_memories(p, x, options)),
         _ => return None,
     };
     let output = |(t, reading): (usize, Vec<f64>)| {

@@ -6,8 +6,9 @@ use fastweight_memory::rule::explain::{KEYS, VALUES, example};
 use fastweight_memory::rule::named::{Definition, Sizes, all, by_name};
 use fastweight_memory::rule::reference::{self, Layer, State, Token};
 use fastweight_memory::rule::special::{
-    Rwkv7Token, comba, comba_objective, nadaraya_watson, nadaraya_watson_objective, oja, oja_loss, rwkv7,
-    rwkv7_objective, ttt_gradient, ttt_loss,
+    Rwkv7Token, comba, comba_objective, lstm, lstm_objective, nadaraya_watson, nadaraya_watson_objective,
+    normalised, normalised_gradient, normalised_loss, normalised_objective, oja, oja_loss, rwkv7,
+    rwkv7_objective, srwm, srwm_loss, srwm_token, ttt_gradient, ttt_loss,
 };
 use fastweight_memory::rule::{Bias, Learner, Memory, Retention, Rule};
 
@@ -121,6 +122,48 @@ fn test_time_training_steps_along_the_gradient_of_its_loss() {
     }
 }
 
+#[test]
+fn cells_and_chosen_memories_minimise_their_objectives() {
+    let mut numbers = Numbers::new(12);
+    let (cells, g) = (matrix(1, 6, 1), numbers.many(6));
+    let gates = [0.3, 0.8];
+    let after = lstm(&cells, &g, gates);
+    assert_minimiser("lstm", &after, |c| lstm_objective(c, &cells, &g, gates));
+    let memory = matrix(5, 4, 2);
+    let (k, v) = (numbers.many(5), numbers.many(4));
+    let after = normalised(&memory, &k, &v, [0.2, 0.1]);
+    assert_minimiser("mixture", &after, |m| normalised_objective(m, &memory, &k, &v, [0.2, 0.1]));
+    for (i, expected) in normalised_gradient(&memory, &k, &v).values.iter().enumerate() {
+        let at = |by: f64| {
+            let mut moved = memory.clone();
+            moved.values[i] += by;
+            normalised_loss(&moved, &k, &v)
+        };
+        assert!(((at(1e-5) - at(-1e-5)) / 2e-5 - expected).abs() < 1e-7);
+    }
+}
+
+#[test]
+fn a_self_referential_matrix_steps_along_the_gradient_of_its_loss() {
+    let (key, value) = (3, 2);
+    let w = matrix(key, value + 2 * key + 4, 4);
+    let token = srwm_token(&w, &Numbers::new(13).many(key));
+    assert_eq!((token.output.len(), token.rates.len()), (value, w.cols));
+    let after = srwm(&w, &token);
+    for i in 0..w.values.len() {
+        let at = |by: f64| {
+            let mut moved = w.clone();
+            moved.values[i] += by;
+            srwm_loss(&moved, &token)
+        };
+        let expected = -(at(1e-5) - at(-1e-5)) / 2e-5;
+        assert!((after.values[i] - w.values[i] - expected).abs() < 1e-8);
+    }
+    // The rates of the four blocks are four numbers.
+    let blocks = [0, value, value + key, value + 2 * key].map(|first| token.rates[first]);
+    assert!(blocks.iter().enumerate().all(|(i, a)| blocks[..i].iter().all(|b| a != b)), "{blocks:?}");
+}
+
 /// Forgetting along the key and a dot product write what the delta rule writes.
 #[test]
 fn a_directed_hebbian_write_is_the_delta_rule() {
@@ -204,7 +247,7 @@ fn bregman_retention_follows_the_regularised_leader_on_logistic_losses() {
     assert!(retained[0].abs() + retained[1].abs() > 0.1);
 }
 
-const NAMES: [&str; 28] = [
+const NAMES: [&str; 31] = [
     "softmax_attention",
     "hebb",
     "linear_attention",
@@ -233,6 +276,9 @@ const NAMES: [&str; 28] = [
     "memora",
     "omega",
     "atlas",
+    "lstm",
+    "srwm",
+    "mixture_of_memories",
 ];
 
 #[test]
@@ -270,6 +316,9 @@ fn state_sizes_are_those_of_real_states() {
     assert_eq!(bytes("titans"), 4 * 3 * 128);
     assert_eq!(bytes("ttt_linear"), 4 * 3 * (2 * 72 + 1));
     assert_eq!(bytes("ttt_mlp"), 4 * 3 * (2 * (8 * 64 + 32 + 8) + 1));
+    assert_eq!(bytes("lstm"), 4 * 3 * 16);
+    assert_eq!(bytes("srwm"), 4 * 3 * 8 * 28);
+    assert_eq!(bytes("mixture_of_memories"), 4 * 3 * 2 * 5 * 64);
     assert_eq!(bytes("omega"), 4 * 3 * (2 * 4 * 64 + 3 * 17));
     assert_eq!(bytes("atlas"), 4 * 3 * (2 * 2 * 4 * 64 + 3 * 17));
 }

@@ -33,6 +33,8 @@ pub struct TrainChanges {
     /// Replaces `train.betas`.
     #[serde(deserialize_with = "some_two_numbers")]
     pub betas: Option<[f32; 2]>,
+    /// Replaces `train.balance`.
+    pub balance: Option<f64>,
     /// Replaces `train.eval_every`.
     pub eval_every: Option<usize>,
     /// Replaces `train.eval_batches`.
@@ -58,6 +60,7 @@ impl TrainChanges {
         train.weight_decay = self.weight_decay.unwrap_or(train.weight_decay);
         train.clip = self.clip.unwrap_or(train.clip);
         train.betas = self.betas.unwrap_or(train.betas);
+        train.balance = self.balance.unwrap_or(train.balance);
         train.eval_every = self.eval_every.unwrap_or(train.eval_every);
         train.eval_batches = self.eval_batches.unwrap_or(train.eval_batches);
         train.target = self.target.or(train.target);

@@ -10,6 +10,7 @@ mod task;
 mod validate;
 
 use fastweight_memory::{ChannelMixerConfig, MixerConfig, NormKind};
+use fastweight_models::HaltingConfig;
 use serde::{Deserialize, Serialize};
 
 pub use changes::{QuickRecipe, TrainChanges};
@@ -90,6 +91,9 @@ pub struct TrainRecipe {
     /// AdamW's decay rates of the first and second moment.
     #[serde(default = "default_betas", deserialize_with = "two_numbers")]
     pub betas: [f32; 2],
+    /// Factor on the load-balance losses of layers that route tokens.
+    #[serde(default = "default_balance", skip_serializing_if = "is_default_balance")]
+    pub balance: f64,
     /// Steps between evaluations; 0 evaluates at the end only.
     #[serde(default)]
     pub eval_every: usize,
@@ -155,6 +159,12 @@ pub struct ModelRecipe {
     pub channel_mixers: Option<Vec<ChannelMixerConfig>>,
     /// Hidden width of the channel mixers.
     pub mlp_hidden: Option<usize>,
+    /// Times that the blocks are applied; once when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounds: Option<usize>,
+    /// When tokens stop before the last round; never when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub halting: Option<HaltingConfig>,
     /// Whether the head shares the embedding's weights.
     pub tied: Option<bool>,
     /// Kind of the norms: `rms` or `layer`; RMS when absent.
@@ -223,6 +233,12 @@ fn default_weight_decay() -> f32 {
 }
 fn default_clip() -> f64 {
     1.0
+}
+fn default_balance() -> f64 {
+    0.01
+}
+fn is_default_balance(balance: &f64) -> bool {
+    *balance == default_balance()
 }
 fn default_betas() -> [f32; 2] {
     [0.9, 0.95]

@@ -127,6 +127,8 @@ impl ModelRecipe {
             mixers: self.mixers.clone().or_else(|| shared.mixers.clone()),
             channel_mixers: self.channel_mixers.clone().or_else(|| shared.channel_mixers.clone()),
             mlp_hidden: self.mlp_hidden.or(shared.mlp_hidden),
+            rounds: self.rounds.or(shared.rounds),
+            halting: self.halting.clone().or_else(|| shared.halting.clone()),
             tied: self.tied.or(shared.tied),
             norm: self.norm.or(shared.norm),
             embedding_norm: self.embedding_norm.or(shared.embedding_norm),
@@ -156,6 +158,8 @@ impl ModelRecipe {
         config.head_dim = self.head_dim.or(config.head_dim);
         config.value_dim = self.value_dim.or(config.value_dim);
         config.mlp_hidden = self.mlp_hidden.or(config.mlp_hidden);
+        config.rounds = self.rounds.unwrap_or(config.rounds);
+        config.halting = self.halting.clone().or(config.halting);
         config.tied = self.tied.unwrap_or(config.tied);
         config.norm = self.norm.unwrap_or(config.norm);
         config.embedding_norm = self.embedding_norm.unwrap_or(config.embedding_norm);

@@ -236,6 +236,7 @@ impl TrainRecipe {
             ("learning_rate", positive(self.learning_rate), "expected a positive number, such as 3e-3"),
             ("min_lr", (0.0..=1.0).contains(&self.min_lr), "expected a fraction of learning_rate in [0, 1]"),
             ("weight_decay", self.weight_decay.is_finite() && self.weight_decay >= 0.0, "expected 0 or more"),
+            ("balance", self.balance.is_finite() && self.balance >= 0.0, "expected 0 or more, such as 0.01"),
             ("clip", self.clip.is_finite() && self.clip >= 0.0, "expected a gradient norm, or 0 for none"),
             ("betas", self.betas.iter().all(|b| (0.0..1.0).contains(b)), "expected two numbers in [0, 1)"),
             ("seeds", !self.seeds.is_empty(), "expected at least one seed"),

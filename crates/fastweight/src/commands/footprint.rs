@@ -98,6 +98,7 @@ pub fn of(config: &ModelConfig, work: Work) -> Vec<Part> {
             let tokens = batch as f64 * time as f64;
             let kept: f64 =
                 (0..config.layers).map(|layer| kept(config, layer) + kept_by_id(config, layer, time)).sum();
+            let kept = kept * config.rounds as f64;
             let matrices = matrix_layers(config);
             let states = matrices * states(config, batch, time);
             let logits = batch as f64 * scored as f64 * config.vocab as f64 * 2.0 * FLOAT32;
@@ -195,7 +196,8 @@ fn deep(config: &ModelConfig, layer: usize) -> f64 {
 }
 
 fn matrix_layers(config: &ModelConfig) -> f64 {
-    (0..config.layers).filter(|layer| is_matrix(config, *layer)).count() as f64
+    let layers = (0..config.layers).filter(|layer| is_matrix(config, *layer)).count();
+    (layers * config.rounds) as f64
 }
 
 fn states(config: &ModelConfig, batch: usize, time: usize) -> f64 {
@@ -267,7 +269,24 @@ fn kept(config: &ModelConfig, layer: usize) -> f64 {
         MixerConfig::TitansMag(_) | MixerConfig::TitansMal(_) => 3.0 * (keys + values),
         _ => 0.0,
     };
-    block + experts_kept(config, layer) + memory + attention
+    block + experts_kept(config, layer) + memory + attention + own(config, layer)
+}
+
+/// Numbers of a token that sequential layers and mixtures keep besides.
+fn own(config: &ModelConfig, layer: usize) -> f64 {
+    let [keys, values] = channels(config);
+    match config.mixer(layer) {
+        // Gates before and after their sigmoids, parts of them, cells and outputs.
+        MixerConfig::Lstm(lstm) => 20.0 * lstm.hidden.unwrap_or(values as usize) as f64,
+        // What a deep memory keeps, for every memory; and the copies that it reads.
+        MixerConfig::MixtureOfMemories(mixture) => {
+            let memories = 1.0 + mixture.memories as f64;
+            memories * (12.0 * (keys + values) + 24.0 * config.heads as f64 * mixture.chunk as f64)
+        }
+        // The matrix that a token reads, what it adds and what is left.
+        MixerConfig::Srwm(_) => 3.0 * config.state_bytes(0).layers[layer].size.fixed as f64 / FLOAT32,
+        _ => 0.0,
+    }
 }
 
 /// Numbers of a token that a layer keeps for its backward pass where it has vectors for each token id: the rows of its

@@ -100,6 +100,7 @@ struct ExampleLine {
 /// Bytes of one layer in one session.
 #[derive(Debug, Serialize)]
 struct Layer {
+    round: usize,
     layer: usize,
     mixer: &'static str,
     state_bytes: u128,
@@ -201,6 +202,7 @@ fn entry(
     let scaled = |bytes: usize| bytes as u128 * u128::from(args.bytes_per_element) / u128::from(FLOAT32);
     let held = config.state_bytes(tokens);
     let layers = held.layers.iter().map(|layer| Layer {
+        round: layer.round,
         layer: layer.layer,
         mixer: layer.mixer,
         state_bytes: scaled(layer.size.fixed),
@@ -265,11 +267,15 @@ fn table(config: &ModelConfig, entries: &[Entry]) -> String {
         table.add_row(labels.into_iter().chain(entries.iter().map(cell)));
     };
     for (i, layer) in first.layers.iter().enumerate() {
-        let labels = |held: &str| [layer.layer.to_string(), layer.mixer.to_owned(), held.to_owned()];
+        let place = match config.rounds {
+            1 => layer.layer.to_string(),
+            _ => format!("{}, round {}", layer.layer, layer.round),
+        };
+        let labels = |held: &str| [place.clone(), layer.mixer.to_owned(), held.to_owned()];
         if layer.state_bytes > 0 {
             row(labels("state"), &|entry| bytes(entry.layers[i].state_bytes));
         }
-        if config.mixer(i).state_size(&config.context(i), 2).growing > 0 {
+        if config.mixer(layer.layer).state_size(&config.context(layer.layer), 2).growing > 0 {
             row(labels("keys and values"), &|entry| bytes(entry.layers[i].kv_cache_bytes));
         }
     }

@@ -123,6 +123,7 @@ fn check_part_sizes(recipe: &Recipe) -> Result<(), CommandError> {
             &[
                 ("width", model.width, 1 << 16),
                 ("layers", model.layers, 1 << 10),
+                ("rounds", model.rounds, 1 << 10),
                 ("heads", model.heads, 1 << 10),
                 ("head_dim", model.head_dim, 1 << 14),
                 ("value_dim", model.value_dim, 1 << 14),
