@@ -15,17 +15,21 @@
 //!   there ([`Fused`]) and runs every other one as tensor operations.
 //! - [`named`] lists the rules of the literature; [`explain`] computes each on a small example.
 
+mod chunked;
 mod describe;
 pub mod explain;
 mod fused;
 mod generic;
+mod mixing;
 pub mod named;
 pub mod reference;
+mod rows;
 mod run;
 pub mod soundness;
 pub mod special;
 mod state;
 mod step;
+mod tokenwise;
 
 use serde::{Deserialize, Serialize};
 

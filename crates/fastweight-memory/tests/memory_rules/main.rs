@@ -1,6 +1,7 @@
 //! The algebra of rules: definitions against stored numbers, closed forms against objectives, tensors against
 //! definitions.
 
+mod blocks;
 mod choices;
 mod fixtures;
 mod layer;
