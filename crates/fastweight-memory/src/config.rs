@@ -10,8 +10,8 @@ use crate::init::initialise;
 use crate::layers::{
     CombaConfig, DeltaNetConfig, DeltaProductConfig, Elu1LinearAttentionConfig, GatedDeltaNetConfig,
     GatedLinearAttentionConfig, Hgrn2Config, KimiDeltaAttentionConfig, LayerConfig, LightningAttentionConfig,
-    LinearAttentionConfig, Mamba2Config, RetNetConfig, RuleConfig, Rwkv7Config, SoftmaxAttentionConfig,
-    TitansConfig, TttLinearConfig,
+    LinearAttentionConfig, Mamba2Config, MemoraConfig, MonetaConfig, RetNetConfig, RuleConfig, Rwkv7Config,
+    SoftmaxAttentionConfig, TitansConfig, TttLinearConfig, YaadConfig,
 };
 use crate::{LayerContext, MemoryError, Mixer, StateSize};
 
@@ -57,6 +57,12 @@ pub enum MixerConfig {
     Titans(TitansConfig),
     /// `ttt_linear`: an inner linear model that learns while it reads, in mini-batches.
     TttLinear(TttLinearConfig),
+    /// `moneta`: a memory that learns by the `l_p` loss under an `l_q` norm.
+    Moneta(MonetaConfig),
+    /// `yaad`: a memory that learns by the Huber loss with a threshold a token.
+    Yaad(YaadConfig),
+    /// `memora`: a memory of positive weights under KL retention.
+    Memora(MemoraConfig),
     /// `rule`: any sound rule of the algebra, by its four choices.
     Rule(RuleConfig),
     /// `rwkv7`: the time mix of RWKV-7.
@@ -68,7 +74,8 @@ macro_rules! each {
     ($config:expr, $variant:ident, $inner:ident => $result:expr) => {
         each!(@ $config, $variant, $inner, $result, SoftmaxAttention LinearAttention Elu1LinearAttention
             RetNet LightningAttention Mamba2 DeltaNet GatedDeltaNet
-            GatedLinearAttention Hgrn2 KimiDeltaAttention Comba DeltaProduct Titans TttLinear Rule Rwkv7)
+            GatedLinearAttention Hgrn2 KimiDeltaAttention Comba DeltaProduct Titans TttLinear Moneta Yaad
+            Memora Rule Rwkv7)
     };
     (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
         match $config {
@@ -83,7 +90,7 @@ macro_rules! each {
 
 impl MixerConfig {
     /// Names of all mixers, in the order of the documentation.
-    pub const NAMES: [&'static str; 17] = [
+    pub const NAMES: [&'static str; 20] = [
         SoftmaxAttentionConfig::NAME,
         LinearAttentionConfig::NAME,
         Elu1LinearAttentionConfig::NAME,
@@ -99,6 +106,9 @@ impl MixerConfig {
         DeltaProductConfig::NAME,
         TitansConfig::NAME,
         TttLinearConfig::NAME,
+        MonetaConfig::NAME,
+        YaadConfig::NAME,
+        MemoraConfig::NAME,
         RuleConfig::NAME,
         Rwkv7Config::NAME,
     ];
@@ -179,6 +189,9 @@ impl MixerConfig {
             Self::Rule(config) => config.rule.validate().is_ok(),
             Self::DeltaProduct(config) => config.validate_steps().is_ok(),
             Self::GatedLinearAttention(config) => config.validate_rank().is_ok(),
+            Self::Moneta(config) => config.validate_sizes().is_ok(),
+            Self::Yaad(config) => config.validate_sizes().is_ok(),
+            Self::Memora(config) => config.validate_sizes().is_ok(),
             _ => true,
         };
         known
@@ -223,6 +236,9 @@ impl Choice for MixerConfig {
             DeltaProductConfig::NAME => parse(options).map(Self::DeltaProduct),
             TttLinearConfig::NAME => parse(options).map(Self::TttLinear),
             TitansConfig::NAME => parse(options).map(Self::Titans),
+            MonetaConfig::NAME => parse(options).map(Self::Moneta),
+            YaadConfig::NAME => parse(options).map(Self::Yaad),
+            MemoraConfig::NAME => parse(options).map(Self::Memora),
             RuleConfig::NAME => {
                 parse::<RuleConfig>(options).and_then(|config| match config.rule.validate() {
                     Ok(()) => Ok(Self::Rule(config)),

@@ -6,8 +6,8 @@ use fastweight_ops::Offsets;
 
 use crate::layers::{
     Comba, DeltaNet, DeltaProduct, Elu1LinearAttention, GatedDeltaNet, GatedLinearAttention, Hgrn2,
-    KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Mamba2, RetNet, RuleMemory, Rwkv7,
-    SoftmaxAttention, Titans, TttLinear,
+    KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Mamba2, MirasMemory, RetNet, RuleMemory,
+    Rwkv7, SoftmaxAttention, Titans, TttLinear,
 };
 use crate::{MemoryError, MixerState};
 
@@ -44,6 +44,9 @@ pub enum Mixer {
     DeltaProduct(DeltaProduct),
     Titans(Titans),
     TttLinear(TttLinear),
+    Moneta(MirasMemory),
+    Yaad(MirasMemory),
+    Memora(MirasMemory),
     Rule(RuleMemory),
     Rwkv7(Rwkv7),
 }
@@ -66,6 +69,9 @@ macro_rules! each {
             Mixer::Comba($layer) => $result,
             Mixer::DeltaProduct($layer) => $result,
             Mixer::TttLinear($layer) => $result,
+            Mixer::Moneta($layer) => $result,
+            Mixer::Yaad($layer) => $result,
+            Mixer::Memora($layer) => $result,
             Mixer::Rule($layer) => $result,
             Mixer::Rwkv7($layer) => $result,
         }

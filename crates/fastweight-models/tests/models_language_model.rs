@@ -18,8 +18,10 @@ fn configs() -> Vec<ModelConfig> {
     let mut configs: Vec<ModelConfig> = mixers.iter().map(one).collect();
     let sizes =
         ModelConfig { head_dim: Some(6), value_dim: Some(4), mlp_hidden: Some(20), ..one(&mixers[0]) };
-    // TTT-Linear needs as many value channels as key channels.
-    let mixers: Vec<MixerConfig> = mixers.into_iter().filter(|mixer| mixer.name() != "ttt_linear").collect();
+    // Inner models and MLPs need as many value channels as key channels.
+    let square = ["ttt_linear", "moneta", "yaad", "memora"];
+    let mixers: Vec<MixerConfig> =
+        mixers.into_iter().filter(|mixer| !square.contains(&mixer.name())).collect();
     // RWKV-7 first and again last, where it reads the values of the first.
     let mut mixers = mixers;
     mixers.rotate_right(1);

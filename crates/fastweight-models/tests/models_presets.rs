@@ -13,8 +13,9 @@ fn tokens(device: &Device, count: usize) -> Tensor<2, Int> {
 fn every_preset_counts_its_parameters() {
     for name in presets::names() {
         let config = presets::by_name(&name).unwrap();
-        // TTT-Linear needs as many value channels as key channels.
-        let head_dim = if name.starts_with("ttt_linear") { Some(24) } else { config.head_dim };
+        // Inner models and MLPs need as many value channels as key channels.
+        let square = ["ttt_linear", "moneta", "yaad", "memora"].iter().any(|mixer| name.starts_with(mixer));
+        let head_dim = if square { Some(24) } else { config.head_dim };
         let other = ModelConfig { tied: true, head_dim, value_dim: Some(24), ..config.clone() };
         for config in [config, other] {
             let model = config.build(&Device::flex()).unwrap();

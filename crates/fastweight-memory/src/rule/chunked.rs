@@ -7,7 +7,8 @@
 //!   token t is `keep_t h D + carry_t h P - sum_s mix[t,s] (h . h_s) d_s`, an attention of the vector h over the inputs
 //!   h_s of the block.
 //! - Where a map stands between (the normalisation of `l_q` and KL) or in the learner (Newton-Schulz), the memories of all
-//!   tokens are formed at once, `[B, H, C, rows, cols]`, and mapped in one operation.
+//!   tokens are formed, `[B, H, C, rows, cols]`, and mapped and read in one operation: with one decay a head by one
+//!   product, with decays of rows or columns by a sum and a product a token.
 //!
 //! Directed retention removes `eta_t k_t r_t^T`, where `r_t` is what the key reads just before: a triangular system, whose
 //! solution counts as further gradients.
@@ -36,6 +37,8 @@ struct Weight {
     left: Tensor<4>,
     right: Tensor<4>,
     mixing: Mixing,
+    /// A decay of rows or columns that is not part of `mixing`: it is applied token by token.
+    decay: Option<Decay>,
 }
 
 /// Reads a block; `start` are the weights where gradients are taken. Returns `[B, H, C, V]`.
@@ -77,14 +80,16 @@ fn weights(rule: &Rule, rows: &Rows, state: &mut RuleState, start: &[Tensor<4>])
     };
     let mut weights: Vec<Weight> = Vec::new();
     for (index, (left, right)) in factors.pairs(rule).into_iter().enumerate() {
-        let decay = rows.decays[index].as_ref();
-        let mixing = match (decay.map(|decay| decay.axis), weights.first()) {
-            _ if rule.memory == Memory::Vector && rule.retention == Retention::Directed => {
-                mixing(Some(&directed_vector(rows)))
-            }
+        let decay = match rule.retention {
+            Retention::Directed if rule.memory == Memory::Vector => Some(directed_vector(rows)),
+            _ => rows.decays[index].clone(),
+        };
+        let axis = decay.as_ref().map_or(Axis::Head, |decay| decay.axis);
+        let (mixed, decay) = if axis == Axis::Head || attends(rule) { (decay, None) } else { (None, decay) };
+        let mixing = match (weights.first(), mixed) {
             // One decay a head is that of every weight.
-            (None | Some(Axis::Head), Some(first)) => first.mixing.clone(),
-            _ => mixing(decay),
+            (Some(first), None | Some(Decay { axis: Axis::Head, .. })) => first.mixing.clone(),
+            (_, mixed) => mixing(mixed.as_ref()),
         };
         weights.push(Weight {
             memory: state.memory[index].clone(),
@@ -92,6 +97,7 @@ fn weights(rule: &Rule, rows: &Rows, state: &mut RuleState, start: &[Tensor<4>])
             left,
             right: right * pairs.rates[index].clone(),
             mixing,
+            decay,
         });
     }
     weights
@@ -135,7 +141,7 @@ fn mapped(rule: &Rule, rows: Rows, state: &mut RuleState, weights: &[Weight]) ->
             let k = rows.k.clone().reshape([batch, heads * tokens, 1, key]);
             let base = k.matmul(before.reshape(flat)).reshape([batch, heads, tokens, width]);
             let [left, right] = removals(&rows, &weight.mixing, base);
-            memory = memory - written(weight.mixing.axis, &weight.mixing.retained, left, right);
+            memory = memory - written(Some(&weight.mixing.retained), left, right);
         }
         let last = memory.clone().narrow(2, tokens - 1, 1).reshape([batch, heads, height, width]);
         state.memory[index] = retain(rule, last, &rows.rates[index]);
@@ -209,74 +215,83 @@ impl Weight {
     }
 
     fn last_momentum(&self) -> Option<Tensor<4>> {
-        let (momentum, hold) = (self.momentum.as_ref()?, self.mixing.hold.as_ref()?);
-        let gathered = self.left.clone() * last_row(&self.mixing.gather).swap_dims(2, 3);
-        Some(momentum.clone() * last_row(hold) - gathered.swap_dims(2, 3).matmul(self.right.clone()))
+        let Mixing { hold: Some(hold), gather: Some(gather), .. } = &self.mixing else { return None };
+        let gathered = self.left.clone() * last_row(gather).swap_dims(2, 3);
+        Some(self.momentum.clone()? * last_row(hold) - gathered.swap_dims(2, 3).matmul(self.right.clone()))
     }
 
     /// The memories after every token, `[B, H, C, rows, cols]`, with a momentum that is made orthogonal or not.
     fn memories(&self, orthogonal: bool) -> Tensor<5> {
-        let Mixing { axis, keep, carry, mix, hold, gather, retained } = &self.mixing;
+        let Mixing { keep, carry, mix, hold, gather, retained, .. } = &self.mixing;
         let [batch, heads, height, width] = self.memory.dims();
-        let tokens = gather.dims()[2];
-        let kept = |base: &Tensor<4>, axis: Axis, factor: Option<&Tensor<4>>| {
+        let tokens = retained.dims()[2];
+        let kept = |base: &Tensor<4>, factor: Option<&Tensor<4>>| {
             let base = base.clone().unsqueeze_dim::<5>(2);
             match factor {
                 None => base.expand([batch, heads, tokens, height, width]),
-                Some(factor) if axis == Axis::Rows => base * factor.clone().unsqueeze_dim::<5>(4),
-                Some(factor) => base * factor.clone().unsqueeze_dim::<5>(3),
+                Some(factor) => base * factor.clone().unsqueeze_dim::<5>(4),
             }
         };
-        let before = kept(&self.memory, *axis, keep.as_ref());
         let (left, right) = (self.left.clone(), self.right.clone());
-        if !orthogonal {
+        if !orthogonal && self.decay.is_none() {
+            let before = kept(&self.memory, keep.as_ref());
             let before = match &self.momentum {
-                Some(momentum) => before + kept(momentum, *axis, carry.as_ref()),
+                Some(momentum) => before + kept(momentum, carry.as_ref()),
                 None => before,
             };
-            return before - written(*axis, mix, left, right);
+            return before - written(Some(mix), left, right);
         }
-        let mut momentum = written(Axis::Head, gather, left, right).neg();
-        if let (Some(before), Some(hold)) = (&self.momentum, hold) {
-            momentum = momentum + kept(before, Axis::Head, Some(hold));
+        let mut steps = written(gather.as_ref(), left, right).neg();
+        if let (Some(momentum), Some(hold)) = (&self.momentum, hold) {
+            steps = steps + kept(momentum, Some(hold));
         }
-        let steps = newton_schulz(momentum.reshape([batch, heads * tokens, height, width]));
-        // Every channel's numbers side by side: [B, H c, C, numbers].
-        let steps = steps.reshape([batch, heads, tokens, height, width]);
-        let mixed = |steps: Tensor<5>, channels: usize| {
-            let [_, _, _, _, numbers] = steps.dims();
-            let steps = steps.reshape([batch, heads * channels, tokens, numbers]);
-            retained.clone().matmul(steps).reshape([batch, heads, channels, tokens, numbers])
+        if orthogonal {
+            let flat = steps.reshape([batch, heads * tokens, height, width]);
+            steps = newton_schulz(flat).reshape([batch, heads, tokens, height, width]);
+        }
+        if let Some(decay) = &self.decay {
+            return self.decayed(decay, steps);
+        }
+        let sums = retained.clone().matmul(steps.reshape([batch, heads, tokens, height * width]));
+        kept(&self.memory, keep.as_ref()) + sums.reshape([batch, heads, tokens, height, width])
+    }
+
+    /// `D_t = decay_t D_{t-1} + steps_t` where rows or columns have decays of their own. A matrix between the tokens for each of
+    /// them would take C times the work.
+    fn decayed(&self, decay: &Decay, steps: Tensor<5>) -> Tensor<5> {
+        let factors = match decay.axis {
+            Axis::Rows => decay.factors.clone().unsqueeze_dim::<5>(4),
+            _ => decay.factors.clone().unsqueeze_dim::<5>(3),
         };
-        before
-            + match axis {
-                Axis::Head => mixed(steps.reshape([batch, heads, 1, tokens, height * width]), 1)
-                    .reshape([batch, heads, tokens, height, width]),
-                Axis::Rows => mixed(steps.swap_dims(2, 3), height).swap_dims(2, 3),
-                Axis::Columns => mixed(steps.permute([0, 1, 4, 2, 3]), width).permute([0, 1, 3, 4, 2]),
-            }
+        let mut memory = self.memory.clone().unsqueeze_dim::<5>(2);
+        let mut memories = Vec::new();
+        for (factor, step) in split(factors).into_iter().zip(split(steps)) {
+            memory = memory * factor + step;
+            memories.push(memory.clone());
+        }
+        Tensor::cat(memories, 2)
     }
 }
 
-/// `sum_s mix[t,s] left_s right_s^T` for every token t, `[B, H, C, rows, cols]`.
-fn written(axis: Axis, mix: &Tensor<4>, left: Tensor<4>, right: Tensor<4>) -> Tensor<5> {
-    let ([batch, heads, pairs, height], [.., width]) = (left.dims(), right.dims());
-    let (mix, tokens) = (mix.clone(), mix.dims()[2]);
-    match axis {
-        Axis::Head => {
-            let outer = left.unsqueeze_dim::<5>(4) * right.unsqueeze_dim::<5>(3);
-            let sums = mix.matmul(outer.reshape([batch, heads, pairs, height * width]));
-            sums.reshape([batch, heads, tokens, height, width])
-        }
-        Axis::Rows => {
-            let sums = (mix * by_channel(left)).matmul(spread(right, height));
-            sums.reshape([batch, heads, height, tokens, width]).swap_dims(2, 3)
-        }
-        Axis::Columns => {
-            let sums = (mix * by_channel(right)).matmul(spread(left, width));
-            sums.reshape([batch, heads, width, tokens, height]).permute([0, 1, 3, 4, 2])
-        }
+/// The tokens of `[B, H, C, ..]`, halves of halves (see [`Rows::cut`]).
+fn split(x: Tensor<5>) -> Vec<Tensor<5>> {
+    let tokens = x.dims()[2];
+    if tokens == 1 {
+        return vec![x];
     }
+    let half = tokens / 2;
+    let mut parts = split(x.clone().narrow(2, 0, half));
+    parts.extend(split(x.narrow(2, half, tokens - half)));
+    parts
+}
+
+/// `sum_s mix[t,s] left_s right_s^T` for every token t, `[B, H, C, rows, cols]`; each token's own where `mix` is absent.
+fn written(mix: Option<&Tensor<4>>, left: Tensor<4>, right: Tensor<4>) -> Tensor<5> {
+    let ([batch, heads, pairs, height], [.., width]) = (left.dims(), right.dims());
+    let outer = left.unsqueeze_dim::<5>(4) * right.unsqueeze_dim::<5>(3);
+    let Some(mix) = mix else { return outer };
+    let sums = mix.clone().matmul(outer.reshape([batch, heads, pairs, height * width]));
+    sums.reshape([batch, heads, mix.dims()[2], height, width])
 }
 
 /// `[B, H, S, c]` as rows `[B, H c, 1, S]`.

@@ -22,8 +22,8 @@ pub(super) struct Mixing {
     pub mix: Tensor<4>,
     /// `[B, H, C, 1]`; without momentum absent.
     pub hold: Option<Tensor<4>>,
-    /// `[B, H, C, S]`.
-    pub gather: Tensor<4>,
+    /// `[B, H, C, S]`; absent where it is the identity.
+    pub gather: Option<Tensor<4>>,
     /// What is left of token s's own share at token t, `[B, H c, C, C]`.
     pub retained: Tensor<4>,
 }
@@ -55,8 +55,8 @@ impl Mixing {
         });
         let Some(momentum) = momentum else {
             let (mix, gather) = match band {
-                Some(band) => (retained.clone().matmul(spread(band.clone(), channels)), band),
-                None => (retained.clone(), eye([batch, heads, tokens], like)),
+                Some(band) => (retained.clone().matmul(spread(band.clone(), channels)), Some(band)),
+                None => (retained.clone(), None),
             };
             return Self { axis, keep, carry: None, mix, hold: None, gather, retained };
         };
@@ -68,7 +68,7 @@ impl Mixing {
         let carry = retained.clone().matmul(spread(hold.clone(), channels));
         let carry = carry.reshape([batch, heads, channels, tokens]).swap_dims(2, 3);
         let mix = retained.clone().matmul(spread(gather.clone(), channels));
-        Self { axis, keep, carry: Some(carry), mix, hold: Some(hold), gather, retained }
+        Self { axis, keep, carry: Some(carry), mix, hold: Some(hold), gather: Some(gather), retained }
     }
 
     /// The factors of a reader before each token's write: those of the token before.
@@ -83,11 +83,6 @@ impl Mixing {
             retained: one_later(self.retained.clone(), 0.0),
         }
     }
-}
-
-fn eye([batch, heads, tokens]: [usize; 3], like: &Tensor<4>) -> Tensor<4> {
-    let eye = Tensor::<2>::eye(tokens, &like.device()).cast(like.dtype()).reshape([1, 1, tokens, tokens]);
-    eye.expand([batch, heads, tokens, tokens])
 }
 
 /// Row t becomes row t + 1 and the first is filled, `[.., C, d]`.

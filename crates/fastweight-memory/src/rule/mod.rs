@@ -12,7 +12,8 @@
 //! - [`reference`](mod@reference) is the definition of every sound one: a float64 token loop on slices, with the
 //!   objective that the step minimises.
 //! - [`run`] is the same on tensors, differentiable, with a typed state. It sends a rule that has a fused operator
-//!   there ([`Fused`]) and runs every other one as tensor operations.
+//!   there ([`Fused`]) and runs every other one as tensor operations. [`run_outputs`] gives every output of a weight its own
+//!   rate and decay.
 //! - [`named`] lists the rules of the literature; [`explain`] computes each on a small example.
 
 mod chunked;
@@ -22,6 +23,7 @@ mod fused;
 mod generic;
 mod mixing;
 pub mod named;
+mod outputs;
 pub mod reference;
 mod rows;
 mod run;
@@ -37,6 +39,7 @@ use crate::MemoryError;
 use crate::context::setting_error;
 
 pub use fused::Fused;
+pub use outputs::{OutputTokens, run_outputs};
 pub use run::{Gate, RunOptions, Tokens, run};
 pub use state::{Past, RuleState};
 

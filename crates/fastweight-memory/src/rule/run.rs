@@ -152,7 +152,7 @@ fn check(rule: &Rule, tokens: &Tokens, options: &RunOptions) -> Result<(), Memor
     Ok(())
 }
 
-fn check_state(
+pub(super) fn check_state(
     rule: &Rule,
     state: &RuleState,
     [batch, heads, key, value]: [usize; 4],
@@ -176,15 +176,15 @@ fn check_state(
     Ok(())
 }
 
-fn shape<const D: usize>(argument: &'static str, found: &Tensor<D>, expected: String) -> OpError {
+pub(super) fn shape<const D: usize>(argument: &'static str, found: &Tensor<D>, expected: String) -> OpError {
     OpError::Shape { operator: NAME, argument, found: found.dims().to_vec(), expected }
 }
 
-fn value_error(argument: &'static str, found: impl ToString, expected: &str) -> MemoryError {
+pub(super) fn value_error(argument: &'static str, found: impl ToString, expected: &str) -> MemoryError {
     OpError::Value { operator: NAME, argument, found: found.to_string(), expected: expected.into() }.into()
 }
 
-fn same<const D: usize>(
+pub(super) fn same<const D: usize>(
     argument: &'static str,
     tensor: &Tensor<D>,
     expected: [usize; D],
@@ -201,7 +201,7 @@ fn same<const D: usize>(
 }
 
 /// The gate's values must be `<= 0` where they are cheap to read.
-fn check_gate<const D: usize>(gate: &Tensor<D>) -> Result<(), MemoryError> {
+pub(super) fn check_gate<const D: usize>(gate: &Tensor<D>) -> Result<(), MemoryError> {
     if !is_flex(&gate.device().inner()) {
         return Ok(());
     }

@@ -81,7 +81,7 @@ pub enum MixerState {
     Momentum(MomentumState),
     /// An inner model that learns in mini-batches: TTT-Linear.
     Ttt(TttMemoryState),
-    /// The memory of any rule: `rule`.
+    /// The memory of any rule: `rule`, Moneta, Yaad, Memora.
     Rule(RuleMemoryState),
     /// A matrix memory and the last token: RWKV-7.
     Shifted(ShiftedState),

@@ -11,7 +11,8 @@ pub const CHUNK: usize = 32;
 
 /// Two heads with K = 6 and V = 5, or K = V = 6 for a layer that needs it; second of three layers.
 pub fn context(config: &MixerConfig) -> LayerContext {
-    let value_dim = if config.name() == "ttt_linear" { 6 } else { 5 };
+    let square = ["ttt_linear", "moneta", "yaad", "memora"].contains(&config.name());
+    let value_dim = if square { 6 } else { 5 };
     LayerContext { head_dim: 6, value_dim, layer: 1, layers: 3, seed: 3, ..LayerContext::new(WIDTH, 2) }
 }
 
@@ -51,6 +52,12 @@ pub fn mixers() -> Vec<(&'static str, MixerConfig)> {
         "kind = 'titans'\nconv_width = 0\ntheta_max = 0.5",
         "kind = 'ttt_linear'",
         "kind = 'ttt_linear'\nconv_width = 0\nmini_batch = 5\neta_base = 0.5",
+        "kind = 'moneta'",
+        "kind = 'moneta'\nmemory = 'matrix'\nconv_width = 0\nchunk = 3\np = 2.5\nq = 3.0",
+        "kind = 'yaad'",
+        "kind = 'yaad'\nmemory = 'matrix'\nchunk = 1\nrank = 3",
+        "kind = 'memora'\nexpansion = 2",
+        "kind = 'memora'\nmemory = 'matrix'\nconv_width = 2\nchunk = 5\nrate_max = 0.5",
         "kind = 'rule'\nretention = 'scalar_decay'\nlearner = 'momentum'",
         "kind = 'rule'\nbias = 'huber'\nretention = 'kl'\nwindow = 2\nchunk = 3",
         "kind = 'rule'\nretention = 'bregman'\nlearner = 'proximal'\nconv_width = 0",

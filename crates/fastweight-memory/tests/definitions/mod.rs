@@ -1,5 +1,7 @@
 //! Formulas of layers whose memories have channel decays, momentum, several steps a token or an inner model.
 
+mod miras;
+
 use fastweight_memory::MixerConfig;
 use serde_json::Value;
 
@@ -16,6 +18,7 @@ pub fn plain(config: &MixerConfig, p: &Plain, x: &Rows) -> Option<Rows> {
         "delta_product" => delta_product(p, x, &options),
         "titans" => titans(p, x, &options),
         "ttt_linear" => ttt_linear(p, x, &options),
+        name @ ("moneta" | "yaad" | "memora") => miras::miras(name, p, x, &options),
         _ => return None,
     };
     let output = |(t, reading): (usize, Vec<f64>)| {

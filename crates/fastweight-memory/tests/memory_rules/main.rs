@@ -8,5 +8,6 @@ mod layer;
 mod minimise;
 mod named;
 mod operators;
+mod outputs;
 mod support;
 mod tensors;
