@@ -19,11 +19,15 @@ pub struct MemoraConfig {
 }
 
 impl MemoraConfig {
-    fn miras(&self) -> Miras<'_> {
+    /// The rule that the memory follows, apart from its gates.
+    pub fn rule(&self) -> Rule {
         let MirasOptions { memory, expansion, chunk, .. } = self.options;
         let (bias, retention) = (Bias::Squared, Retention::Kl);
-        let rule = Rule { memory, bias, retention, chunk, expansion, ..Rule::default() };
-        Miras { name: Self::NAME, options: &self.options, rule }
+        Rule { memory, bias, retention, chunk, expansion, ..Rule::default() }
+    }
+
+    fn miras(&self) -> Miras<'_> {
+        Miras { name: Self::NAME, options: &self.options, rule: self.rule() }
     }
 
     pub(crate) fn validate_sizes(&self) -> Result<(), MemoryError> {

@@ -33,9 +33,10 @@ impl Default for MonetaConfig {
 }
 
 impl MonetaConfig {
-    fn miras(&self) -> Miras<'_> {
+    /// The rule that the memory follows, apart from its gates.
+    pub fn rule(&self) -> Rule {
         let MirasOptions { memory, expansion, chunk, .. } = self.options;
-        let rule = Rule {
+        Rule {
             memory,
             bias: Bias::Lp,
             retention: Retention::Lq,
@@ -46,8 +47,11 @@ impl MonetaConfig {
             chunk,
             expansion,
             ..Rule::default()
-        };
-        Miras { name: Self::NAME, options: &self.options, rule }
+        }
+    }
+
+    fn miras(&self) -> Miras<'_> {
+        Miras { name: Self::NAME, options: &self.options, rule: self.rule() }
     }
 
     pub(crate) fn validate_sizes(&self) -> Result<(), MemoryError> {

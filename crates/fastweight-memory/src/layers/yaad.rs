@@ -19,11 +19,15 @@ pub struct YaadConfig {
 }
 
 impl YaadConfig {
-    fn miras(&self) -> Miras<'_> {
+    /// The rule that the memory follows, apart from its gates.
+    pub fn rule(&self) -> Rule {
         let MirasOptions { memory, expansion, chunk, .. } = self.options;
         let retention = Retention::ScalarDecay;
-        let rule = Rule { memory, bias: Bias::Huber, retention, chunk, expansion, ..Rule::default() };
-        Miras { name: Self::NAME, options: &self.options, rule }
+        Rule { memory, bias: Bias::Huber, retention, chunk, expansion, ..Rule::default() }
+    }
+
+    fn miras(&self) -> Miras<'_> {
+        Miras { name: Self::NAME, options: &self.options, rule: self.rule() }
     }
 
     pub(crate) fn validate_sizes(&self) -> Result<(), MemoryError> {

@@ -22,7 +22,7 @@ use super::step::{Factors, newton_schulz, primal, read, retain};
 use super::{Learner, Memory, Retention, Rule, RuleState};
 
 /// Whether readings are attention over the block, without the memory of any token.
-fn attends(rule: &Rule) -> bool {
+pub(super) fn attends(rule: &Rule) -> bool {
     rule.memory != Memory::Vector
         && rule.learner != Learner::NewtonSchulz
         && !matches!(rule.retention, Retention::Lq | Retention::Kl)
@@ -241,6 +241,11 @@ impl Weight {
             };
             return before - written(Some(mix), left, right);
         }
+        if let (Some(decay), None, false) = (&self.decay, gather, orthogonal) {
+            // Every token's own gradient alone.
+            let pairs = split(left.unsqueeze_dim(4)).into_iter().zip(split(right.unsqueeze_dim(3)));
+            return self.decayed(decay, pairs.map(|(left, right)| (left * right).neg()));
+        }
         let mut steps = written(gather.as_ref(), left, right).neg();
         if let (Some(momentum), Some(hold)) = (&self.momentum, hold) {
             steps = steps + kept(momentum, Some(hold));
@@ -250,7 +255,7 @@ impl Weight {
             steps = newton_schulz(flat).reshape([batch, heads, tokens, height, width]);
         }
         if let Some(decay) = &self.decay {
-            return self.decayed(decay, steps);
+            return self.decayed(decay, split(steps).into_iter());
         }
         let sums = retained.clone().matmul(steps.reshape([batch, heads, tokens, height * width]));
         kept(&self.memory, keep.as_ref()) + sums.reshape([batch, heads, tokens, height, width])
@@ -258,14 +263,14 @@ impl Weight {
 
     /// `D_t = decay_t D_{t-1} + steps_t` where rows or columns have decays of their own. A matrix between the tokens for each of
     /// them would take C times the work.
-    fn decayed(&self, decay: &Decay, steps: Tensor<5>) -> Tensor<5> {
+    fn decayed(&self, decay: &Decay, steps: impl Iterator<Item = Tensor<5>>) -> Tensor<5> {
         let factors = match decay.axis {
             Axis::Rows => decay.factors.clone().unsqueeze_dim::<5>(4),
             _ => decay.factors.clone().unsqueeze_dim::<5>(3),
         };
         let mut memory = self.memory.clone().unsqueeze_dim::<5>(2);
         let mut memories = Vec::new();
-        for (factor, step) in split(factors).into_iter().zip(split(steps)) {
+        for (factor, step) in split(factors).into_iter().zip(steps) {
             memory = memory * factor + step;
             memories.push(memory.clone());
         }

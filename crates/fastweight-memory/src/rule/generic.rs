@@ -22,7 +22,7 @@ use super::{Bias, Learner, Retention, Rule, RuleState, chunked, tokenwise};
 const BLOCK: usize = 32;
 
 /// Whether every token needs the memory after the one before.
-fn is_sequential(rule: &Rule) -> bool {
+pub(super) fn is_sequential(rule: &Rule) -> bool {
     let exact = rule.learner == Learner::Proximal && rule.bias != Bias::DotProduct;
     exact || rule.retention == Retention::ElasticNet || (rule.chunk == 1 && !rule.is_linear_loss())
 }

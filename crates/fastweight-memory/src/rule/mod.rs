@@ -280,6 +280,12 @@ impl Rule {
         self.bias == Bias::DotProduct && self.memory != Memory::Mlp
     }
 
+    /// Whether tensor operations form the weights of every token, and a training pass keeps them: where tokens follow one
+    /// another, and where a map that is not linear gives the weights or the step.
+    pub fn forms_weights(&self) -> bool {
+        generic::is_sequential(self) || !chunked::attends(self)
+    }
+
     /// Elements of one head's state for one sequence.
     pub fn state_elements(&self, key: usize, value: usize) -> usize {
         let weights: usize = self.layer_shapes(key, value).iter().map(|[rows, cols]| rows * cols).sum();

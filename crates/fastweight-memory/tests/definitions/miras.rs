@@ -120,7 +120,7 @@ pub fn miras(name: &str, p: &Plain, x: &Rows, options: &Value) -> Rows {
         let read = |kept: &[Rows]| -> Vec<Rows> { kept.iter().map(|a| weights(name, options, a)).collect() };
         let mut at_start = read(&kept);
         let token = |t: usize| {
-            if t % chunk == 0 {
+            if t.is_multiple_of(chunk) {
                 at_start = read(&kept);
             }
             let (k, v) = (unit(head(&k[t], H, h)), head(&v[t], H, h));
