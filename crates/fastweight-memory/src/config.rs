@@ -10,9 +10,10 @@ use crate::init::initialise;
 use crate::layers::{
     CombaConfig, DeltaNetConfig, DeltaProductConfig, DlaConfig, Elu1LinearAttentionConfig,
     GatedDeltaNetConfig, GatedLinearAttentionConfig, Hgrn2Config, KimiDeltaAttentionConfig, LayerConfig,
-    LightningAttentionConfig, LinearAttentionConfig, LstmConfig, Mamba2Config, MixtureOfMemoriesConfig,
-    RetNetConfig, RuleConfig, Rwkv7Config, Rwkv7DeaConfig, SoftmaxAttentionConfig, SrwmConfig, TitansConfig,
-    TitansMacConfig, TitansMagConfig, TitansMalConfig, TitansMlpConfig, TttLinearConfig, TttMlpConfig,
+    LightningAttentionConfig, LinearAttentionConfig, LstmConfig, Mamba2Config, MemoraConfig,
+    MixtureOfMemoriesConfig, MonetaConfig, RetNetConfig, RuleConfig, Rwkv7Config, Rwkv7DeaConfig,
+    SoftmaxAttentionConfig, SrwmConfig, TitansConfig, TitansMacConfig, TitansMagConfig, TitansMalConfig,
+    TitansMlpConfig, TttLinearConfig, TttMlpConfig, YaadConfig,
 };
 use crate::{LayerContext, MemoryError, Mixer, StateSize};
 
@@ -76,6 +77,12 @@ pub enum MixerConfig {
     Srwm(SrwmConfig),
     /// `mixture_of_memories`: a shared memory, and several of which a router gives each token a few.
     MixtureOfMemories(MixtureOfMemoriesConfig),
+    /// `moneta`: a memory that learns by the `l_p` loss under an `l_q` norm.
+    Moneta(MonetaConfig),
+    /// `yaad`: a memory that learns by the Huber loss with a threshold a token.
+    Yaad(YaadConfig),
+    /// `memora`: a memory of positive weights under KL retention.
+    Memora(MemoraConfig),
     /// `rule`: any sound rule of the algebra, by its four choices.
     Rule(RuleConfig),
     /// `rwkv7`: the time mix of RWKV-7.
@@ -91,7 +98,7 @@ macro_rules! each {
         each!(@ $config, $variant, $inner, $result, SoftmaxAttention LinearAttention Elu1LinearAttention
             RetNet LightningAttention Mamba2 DeltaNet GatedDeltaNet
             GatedLinearAttention Hgrn2 KimiDeltaAttention Comba DeltaProduct Titans TttLinear TttMlp TitansMlp
-            TitansMac TitansMag TitansMal Dla Lstm Srwm MixtureOfMemories Rule Rwkv7 Rwkv7Dea)
+            TitansMac TitansMag TitansMal Dla Lstm Srwm MixtureOfMemories Moneta Yaad Memora Rule Rwkv7 Rwkv7Dea)
     };
     (@ $config:expr, $variant:ident, $inner:ident, $result:expr, $($name:ident)*) => {
         match $config {
@@ -106,7 +113,7 @@ macro_rules! each {
 
 impl MixerConfig {
     /// Names of all mixers, in the order of the documentation.
-    pub const NAMES: [&'static str; 27] = [
+    pub const NAMES: [&'static str; 30] = [
         SoftmaxAttentionConfig::NAME,
         LinearAttentionConfig::NAME,
         Elu1LinearAttentionConfig::NAME,
@@ -131,6 +138,9 @@ impl MixerConfig {
         LstmConfig::NAME,
         SrwmConfig::NAME,
         MixtureOfMemoriesConfig::NAME,
+        MonetaConfig::NAME,
+        YaadConfig::NAME,
+        MemoraConfig::NAME,
         RuleConfig::NAME,
         Rwkv7Config::NAME,
         Rwkv7DeaConfig::NAME,
@@ -231,6 +241,9 @@ impl MixerConfig {
             Self::TitansMal(config) => config.validate_sizes().is_ok(),
             Self::Lstm(config) => config.validate_hidden().is_ok(),
             Self::MixtureOfMemories(config) => config.validate_memories().is_ok(),
+            Self::Moneta(config) => config.validate_sizes().is_ok(),
+            Self::Yaad(config) => config.validate_sizes().is_ok(),
+            Self::Memora(config) => config.validate_sizes().is_ok(),
             _ => true,
         };
         known
@@ -285,6 +298,9 @@ impl Choice for MixerConfig {
             LstmConfig::NAME => parse(options).map(Self::Lstm),
             SrwmConfig::NAME => parse(options).map(Self::Srwm),
             MixtureOfMemoriesConfig::NAME => parse(options).map(Self::MixtureOfMemories),
+            MonetaConfig::NAME => parse(options).map(Self::Moneta),
+            YaadConfig::NAME => parse(options).map(Self::Yaad),
+            MemoraConfig::NAME => parse(options).map(Self::Memora),
             RuleConfig::NAME => {
                 parse::<RuleConfig>(options).and_then(|config| match config.rule.validate() {
                     Ok(()) => Ok(Self::Rule(config)),

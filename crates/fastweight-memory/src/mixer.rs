@@ -6,9 +6,9 @@ use fastweight_ops::Offsets;
 
 use crate::layers::{
     Comba, DeltaNet, DeltaProduct, Dla, Elu1LinearAttention, GatedDeltaNet, GatedLinearAttention, Hgrn2,
-    KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Lstm, Mamba2, MixtureOfMemories, RetNet,
-    RuleMemory, Rwkv7, Rwkv7Dea, SoftmaxAttention, Srwm, Titans, TitansMac, TitansMag, TitansMal, TitansMlp,
-    TttLinear, TttMlp,
+    KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Lstm, Mamba2, MirasMemory,
+    MixtureOfMemories, RetNet, RuleMemory, Rwkv7, Rwkv7Dea, SoftmaxAttention, Srwm, Titans, TitansMac,
+    TitansMag, TitansMal, TitansMlp, TttLinear, TttMlp,
 };
 use crate::{MemoryError, MixerState, TokenVectors};
 
@@ -58,6 +58,9 @@ pub enum Mixer {
     Lstm(Lstm),
     Srwm(Srwm),
     MixtureOfMemories(MixtureOfMemories),
+    Moneta(MirasMemory),
+    Yaad(MirasMemory),
+    Memora(MirasMemory),
     Rule(RuleMemory),
     Rwkv7(Rwkv7),
     Rwkv7Dea(Rwkv7Dea),
@@ -90,6 +93,9 @@ macro_rules! each {
             Mixer::Lstm($layer) => $result,
             Mixer::Srwm($layer) => $result,
             Mixer::MixtureOfMemories($layer) => $result,
+            Mixer::Moneta($layer) => $result,
+            Mixer::Yaad($layer) => $result,
+            Mixer::Memora($layer) => $result,
             Mixer::Rule($layer) => $result,
             Mixer::Rwkv7($layer) => $result,
             Mixer::Rwkv7Dea($layer) => $result,

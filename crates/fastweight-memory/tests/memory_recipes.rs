@@ -117,6 +117,14 @@ fn sizes_that_do_not_fit_say_what_to_change() {
             check("kind = 'titans_mag'", LayerContext { head_dim: 5, value_dim: 5, ..ctx() }),
             "titans_mag: head_dim is 5, expected an even",
         ),
+        (check("kind = 'moneta'\nrank = 0", ctx()), "moneta: rank is 0"),
+        (check("kind = 'moneta'\np = 0.5", ctx()), "moneta: p is 0.5"),
+        (check("kind = 'moneta'\nq = 1.0", ctx()), "moneta: q is 1"),
+        (check("kind = 'yaad'\nmemory = 'vector'", ctx()), "yaad: memory is vector, expected \"mlp\""),
+        (check("kind = 'yaad'\nchunk = 0", ctx()), "yaad: chunk is 0"),
+        (check("kind = 'memora'\nexpansion = 65", ctx()), "memora: expansion is 65"),
+        (check("kind = 'memora'\nrate_max = 0.0", ctx()), "memora: rate_max is 0"),
+        (check("kind = 'memora'", LayerContext { value_dim: 5, ..ctx() }), "memora: value_dim is 5"),
         (check("kind = 'mamba2'", LayerContext { heads: 0, ..ctx() }), "mamba2: heads is 0"),
         (
             check("kind = 'mamba2'", LayerContext { layer: 1, ..ctx() }),
@@ -145,6 +153,9 @@ fn a_size_that_is_refused_is_not_multiplied_out() {
         "kind = 'titans_mal'\ndepth = 9000000000000000000",
         "kind = 'lstm'\nhidden = 9000000000000000000",
         "kind = 'mixture_of_memories'\nmemories = 9000000000000000000",
+        "kind = 'moneta'\nexpansion = 9000000000000000000",
+        "kind = 'yaad'\nrank = 9000000000000000000",
+        "kind = 'memora'\nexpansion = 9000000000000000000",
     ] {
         let mixer: MixerConfig = toml::from_str(recipe).unwrap();
         let ctx = LayerContext::new(24, 2);

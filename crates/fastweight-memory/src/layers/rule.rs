@@ -183,7 +183,8 @@ impl Layer for RuleMemory {
     ) -> Result<(Tensor<3>, RuleMemoryState), MemoryError> {
         check_sequence(NAME, self.ctx.width, &x, offsets, state.as_ref().map(State::batch))?;
         let sequences = offsets.map_or(x.dims()[0], Offsets::documents);
-        let start = self.start(sequences, &x.device())?;
+        let starts = [&self.start_in, &self.start_out];
+        let start = start_state(&self.config.rule, starts, &self.ctx, sequences, &x.device())?;
         let (initial, conv) = match state {
             None => (start.clone(), None),
             Some(state) => (state.change.zip(&start, |change, start| change + start), state.conv),
@@ -214,34 +215,6 @@ impl Layer for RuleMemory {
 }
 
 impl RuleMemory {
-    /// The state of `sequences` sequences before their first token.
-    fn start(&self, sequences: usize, device: &Device) -> Result<RuleState, MemoryError> {
-        let rule = &self.config.rule;
-        let (heads, value) = (self.ctx.heads, self.ctx.value_dim);
-        let trained: Vec<Tensor<4>> = [&self.start_in, &self.start_out]
-            .into_iter()
-            .flatten()
-            .map(|start| {
-                let start = start.val().unsqueeze_dim::<4>(0);
-                let [_, _, rows, cols] = start.dims();
-                let start = match rule.retention {
-                    Retention::Kl => log_softmax(start, 2),
-                    // The mirror map enlarges a memory of n entries by n^((q-2)/q).
-                    Retention::Lq if rule.mirror => {
-                        start * ((rows * cols) as f64).powf((2.0 - rule.q) / rule.q)
-                    }
-                    _ => start,
-                };
-                start.expand([sequences, heads, rows, cols])
-            })
-            .collect();
-        if trained.is_empty() {
-            RuleState::zero(rule, [sequences, heads, self.ctx.head_dim, value], device)
-        } else {
-            RuleState::new(rule, trained, value)
-        }
-    }
-
     fn read(
         &self,
         x: Tensor<3>,
@@ -265,5 +238,32 @@ impl RuleMemory {
         let momentum = self.momentum.as_ref().map(|momentum| sigmoid(momentum.forward(x)));
         let (q, k) = (l2_normalise(q, L2_EPS), l2_normalise(k, L2_EPS));
         Ok((Tokens { q, k, v, rate, gate, momentum }, conv))
+    }
+}
+
+/// The state of `sequences` sequences before their first token, at the trained weights of a rule that has such.
+pub(super) fn start_state(
+    rule: &Rule,
+    starts: [&Option<Param<Tensor<3>>>; 2],
+    ctx: &LayerContext,
+    sequences: usize,
+    device: &Device,
+) -> Result<RuleState, MemoryError> {
+    let trained = |start: &Param<Tensor<3>>| {
+        let start = start.val().unsqueeze_dim::<4>(0);
+        let [_, _, rows, cols] = start.dims();
+        let start = match rule.retention {
+            Retention::Kl => log_softmax(start, 2),
+            // The mirror map enlarges a memory of n entries by n^((q-2)/q).
+            Retention::Lq if rule.mirror => start * ((rows * cols) as f64).powf((2.0 - rule.q) / rule.q),
+            _ => start,
+        };
+        start.expand([sequences, ctx.heads, rows, cols])
+    };
+    let trained: Vec<Tensor<4>> = starts.into_iter().flatten().map(trained).collect();
+    if trained.is_empty() {
+        RuleState::zero(rule, [sequences, ctx.heads, ctx.head_dim, ctx.value_dim], device)
+    } else {
+        RuleState::new(rule, trained, ctx.value_dim)
     }
 }

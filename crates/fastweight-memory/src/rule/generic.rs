@@ -1,143 +1,94 @@
 //! Any sound rule over a sequence, as tensor operations.
 //!
-//! Gradients are taken at the memory of the chunk's start, those of a chunk together; retention and learner then
-//! run token by token. Chunks begin at multiples of [`Rule::chunk`] tokens of each sequence, so that any cut of
-//! the input gives the same result.
+//! Gradients are taken at the memory of the chunk's start. Chunks begin at multiples of [`Rule::chunk`] tokens of each
+//! sequence, so that any cut of the input gives the same result. Inside a chunk the tokens are computed together
+//! ([`chunked`]): decays and momenta become matrices between the tokens of a block, products of the gates as they are.
+//!
+//! Where a token's step needs the memory after the one before, tokens follow one another ([`tokenwise`]):
+//!
+//! - chunks of one token and gradients at the decayed memory, unless the gradient is the same at every memory (the dot
+//!   product on a vector or a matrix);
+//! - exact proximal steps, which minimise over the memory itself;
+//! - the elastic net, whose soft threshold cuts at every token what the next one adds to.
 
-use burn::tensor::activation::log_softmax;
 use burn::tensor::{Bool, Tensor, TensorData};
+use fastweight_ops::Offsets;
 
-use super::run::{Gate, Tokens};
-use super::state::{Past, RuleState};
-use super::step::{Factors, TokenRow, anchor, newton_schulz, primal, proximal, read, retain};
-use super::{Bias, GradientAt, Learner, Retention, Rule};
+use super::rows::{Rows, by_head};
+use super::step::primal;
+use super::{Bias, Learner, Retention, Rule, RuleState, chunked, tokenwise};
 
-/// The tokens as rows, `[B, H, T, dim]`.
-struct Rows {
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    rate: Tensor<4>,
-    decay: Option<Tensor<4>>,
-    momentum: Option<Tensor<4>>,
-}
+/// Most tokens of a block: what tokens have to do with one another grows with its square.
+const BLOCK: usize = 32;
 
-impl Rows {
-    fn new(tokens: Tokens) -> Self {
-        let rows = |x: Tensor<4>| x.swap_dims(1, 2);
-        let scalar = |x: Tensor<3>| x.swap_dims(1, 2).unsqueeze_dim(3);
-        let decay = match tokens.gate {
-            Gate::None => None,
-            Gate::Scalar(gate) => Some(scalar(gate).exp()),
-            Gate::Channel(gate) => Some(rows(gate).exp()),
-        };
-        Self {
-            q: rows(tokens.q),
-            k: rows(tokens.k),
-            v: rows(tokens.v),
-            rate: scalar(tokens.rate),
-            decay,
-            momentum: tokens.momentum.map(scalar),
-        }
-    }
-
-    fn token(&self, t: usize) -> TokenRow {
-        let at = |x: &Tensor<4>| x.clone().narrow(2, t, 1);
-        TokenRow {
-            k: at(&self.k),
-            v: at(&self.v),
-            rate: at(&self.rate),
-            decay: self.decay.as_ref().map(at),
-            momentum: self.momentum.as_ref().map(at),
-        }
-    }
-}
-
-/// Reads sequences of at least one token, a row each; returns `[B, T, H, V]` and the state after them.
-pub(super) fn sequence(rule: &Rule, tokens: Tokens, mut state: RuleState) -> (Tensor<4>, RuleState) {
-    let time = tokens.q.dims()[1];
-    let rows = Rows::new(tokens);
-    // The loss of a token reads the window's pairs: those before the sequence come first.
-    let (mut keys, mut values, mut rates) = (rows.k.clone(), rows.v.clone(), rows.rate.clone());
-    if let Some(past) = &state.past {
-        keys = Tensor::cat(vec![past.k.clone(), keys], 2);
-        values = Tensor::cat(vec![past.v.clone(), values], 2);
-        rates = Tensor::cat(vec![past.rate.clone(), rates], 2);
-    }
+/// Whether every token needs the memory after the one before.
+pub(super) fn is_sequential(rule: &Rule) -> bool {
     let exact = rule.learner == Learner::Proximal && rule.bias != Bias::DotProduct;
-    let mut weights = primal(rule, &state.memory);
-    let mut readings = Vec::with_capacity(time);
+    exact || rule.retention == Retention::ElasticNet || (rule.chunk == 1 && !rule.is_linear_loss())
+}
+
+/// Runs sequences of at least one token, a row each, or every document of a packed row from its own state; returns
+/// `[B, T, H, V]` and the states after them.
+pub(super) fn run(
+    rule: &Rule,
+    rows: Rows,
+    state: RuleState,
+    offsets: Option<&Offsets>,
+) -> (Tensor<4>, RuleState) {
+    let Some(offsets) = offsets else {
+        let (readings, state) = sequence(rule, rows, state);
+        return (by_head(readings), state);
+    };
+    let mut bounds = offsets.as_slice().to_vec();
+    bounds.dedup();
+    let mut parts = rows.clone().cut(&bounds).into_iter();
+    let (mut readings, mut states) = (Vec::new(), Vec::new());
+    for (document, range) in offsets.ranges().enumerate() {
+        let row = state.row(document);
+        let part = if range.is_empty() { None } else { parts.next() };
+        states.push(match part {
+            None => row,
+            Some(part) => {
+                let (reading, end) = sequence(rule, part, row);
+                readings.push(reading);
+                end
+            }
+        });
+    }
+    (by_head(Tensor::cat(readings, 2)), RuleState::cat(states).unwrap_or(state))
+}
+
+fn sequence(rule: &Rule, rows: Rows, mut state: RuleState) -> (Tensor<4>, RuleState) {
+    let time = rows.time();
+    let mut bounds = vec![0];
     let mut t = 0;
     while t < time {
-        let phases: Vec<usize> = state.positions.iter().map(|p| (p + t) % rule.chunk).collect();
-        let longest = phases.iter().map(|phase| rule.chunk - phase).min().unwrap_or(1);
-        let length = longest.min(time - t);
-        refresh_start(&mut state, &phases);
-        let start = if state.start.is_empty() { weights.clone() } else { primal(rule, &state.start) };
-        let together = (rule.gradient_at == GradientAt::Previous && !exact).then(|| {
-            let span = length + rule.window - 1;
-            Factors::new(rule, &start, keys.clone().narrow(2, t, span), values.clone().narrow(2, t, span))
-        });
-        for i in 0..length {
-            let token = rows.token(t + i);
-            let anchor = anchor(rule, &state.memory, &token);
-            if exact {
-                let kept = anchor.into_iter().next().unwrap_or_else(|| token.k.clone());
-                let (memory, history) = proximal(rule, kept, &token, state.history.take());
-                (state.memory, state.history) = (vec![memory], history);
-            } else {
-                let rate = rates.clone().narrow(2, t + i, rule.window);
-                let gradient = match &together {
-                    Some(factors) => factors.gradient(rule, i, rate),
-                    None => {
-                        let near = |x: &Tensor<4>| x.clone().narrow(2, t + i, rule.window);
-                        let at = primal(rule, &normalised(rule, &anchor));
-                        Factors::new(rule, &at, near(&keys), near(&values)).gradient(rule, 0, rate)
-                    }
-                };
-                let direction = learn(rule, gradient, &token, &mut state.momentum);
-                let sums = anchor.into_iter().zip(direction).map(|(anchor, direction)| anchor + direction);
-                state.memory = sums.map(|sum| retain(rule, sum, &token.rate)).collect();
-            }
-            weights = primal(rule, &state.memory);
-            readings.push(read(rule, &weights, rows.q.clone().narrow(2, t + i, 1)));
-        }
-        t += length;
+        t += block(rule, &state.positions, t).min(time - t);
+        bounds.push(t);
     }
-    if rule.window > 1 {
-        let last = |x: Tensor<4>| x.narrow(2, time, rule.window - 1);
-        state.past = Some(Past { k: last(keys), v: last(values), rate: last(rates) });
+    let mut readings = Vec::with_capacity(bounds.len());
+    for (rows, from) in rows.cut(&bounds).into_iter().zip(bounds) {
+        let phases: Vec<usize> = state.positions.iter().map(|p| (p + from) % rule.chunk).collect();
+        refresh_start(&mut state, &phases);
+        let start = if state.start.is_empty() { &state.memory } else { &state.start };
+        let start = if rule.is_linear_loss() { Vec::new() } else { primal(rule, start) };
+        readings.push(if is_sequential(rule) {
+            tokenwise::block(rule, &rows, &mut state, &start)
+        } else {
+            chunked::block(rule, rows, &mut state, &start)
+        });
     }
     state.positions.iter_mut().for_each(|position| *position += time);
-    (Tensor::cat(readings, 2).swap_dims(1, 2), state)
+    (Tensor::cat(readings, 2), state)
 }
 
-/// The anchor as a memory of its retention: the logarithm of a KL memory must be normalised again.
-fn normalised(rule: &Rule, anchor: &[Tensor<4>]) -> Vec<Tensor<4>> {
-    match rule.retention {
-        Retention::Kl => anchor.iter().map(|layer| log_softmax(layer.clone(), 2)).collect(),
-        _ => anchor.to_vec(),
-    }
-}
-
-/// The learner's direction of a gradient; advances the momentum.
-fn learn(
-    rule: &Rule,
-    gradient: Vec<Tensor<4>>,
-    token: &TokenRow,
-    momentum: &mut Vec<Tensor<4>>,
-) -> Vec<Tensor<4>> {
-    if !rule.has_momentum() {
-        return gradient.into_iter().map(Tensor::neg).collect();
-    }
-    let step = |(gradient, momentum): (Tensor<4>, Tensor<4>)| match &token.momentum {
-        Some(mu) => momentum * mu.clone() - gradient,
-        None => gradient.neg(),
-    };
-    *momentum = gradient.into_iter().zip(std::mem::take(momentum)).map(step).collect();
-    match rule.learner {
-        Learner::NewtonSchulz => momentum.iter().cloned().map(newton_schulz).collect(),
-        _ => momentum.clone(),
+/// Tokens after the first `t` whose gradients are taken at the same memories, as many as a block may have.
+fn block(rule: &Rule, positions: &[usize], t: usize) -> usize {
+    match rule.chunk {
+        1 if is_sequential(rule) => 1,
+        // The gradient does not depend on the memory.
+        1 => BLOCK,
+        chunk => positions.iter().map(|p| chunk - (p + t) % chunk).min().unwrap_or(1).min(BLOCK),
     }
 }
 

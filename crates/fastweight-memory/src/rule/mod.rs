@@ -12,20 +12,26 @@
 //! - [`reference`](mod@reference) is the definition of every sound one: a float64 token loop on slices, with the
 //!   objective that the step minimises.
 //! - [`run`] is the same on tensors, differentiable, with a typed state. It sends a rule that has a fused operator
-//!   there ([`Fused`]) and runs every other one as tensor operations.
+//!   there ([`Fused`]) and runs every other one as tensor operations. [`run_outputs`] gives every output of a weight its own
+//!   rate and decay.
 //! - [`named`] lists the rules of the literature; [`explain`] computes each on a small example.
 
+mod chunked;
 mod describe;
 pub mod explain;
 mod fused;
 mod generic;
+mod mixing;
 pub mod named;
+mod outputs;
 pub mod reference;
+mod rows;
 mod run;
 pub mod soundness;
 pub mod special;
 mod state;
 mod step;
+mod tokenwise;
 
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +39,7 @@ use crate::MemoryError;
 use crate::context::setting_error;
 
 pub use fused::Fused;
+pub use outputs::{OutputTokens, run_outputs};
 pub use run::{Gate, RunOptions, Tokens, run};
 pub use state::{Past, RuleState};
 
@@ -271,6 +278,12 @@ impl Rule {
     /// Whether the gradient is the same at every memory: the dot product on a memory linear in its weights.
     pub fn is_linear_loss(&self) -> bool {
         self.bias == Bias::DotProduct && self.memory != Memory::Mlp
+    }
+
+    /// Whether tensor operations form the weights of every token, and a training pass keeps them: where tokens follow one
+    /// another, and where a map that is not linear gives the weights or the step.
+    pub fn forms_weights(&self) -> bool {
+        generic::is_sequential(self) || !chunked::attends(self)
     }
 
     /// Elements of one head's state for one sequence.

@@ -3,8 +3,8 @@
 use burn::tensor::Tensor;
 use fastweight_ops::{Offsets, OpError, Path, is_flex};
 
-use super::generic::sequence;
-use super::{Memory, NAME, Retention, Rule, RuleState};
+use super::rows::Rows;
+use super::{Memory, NAME, Retention, Rule, RuleState, generic};
 use crate::MemoryError;
 
 /// Log decay of the memory, `<= 0`; `-inf` forgets everything.
@@ -93,48 +93,11 @@ pub fn run(
     if time == 0 {
         return Ok((tokens.v, state));
     }
-    let (readings, state) = match (fused, &options.offsets) {
-        (Some(fused), _) => fused.run(rule, tokens, state, options)?,
-        (None, None) => sequence(rule, tokens, state),
-        (None, Some(offsets)) => packed(rule, &tokens, &state, offsets),
+    let (readings, state) = match fused {
+        Some(fused) => fused.run(rule, tokens, state, options)?,
+        None => generic::run(rule, Rows::new(rule, tokens), state, options.offsets.as_ref()),
     };
     Ok((if options.scale == 1.0 || fused.is_some() { readings } else { readings * options.scale }, state))
-}
-
-/// Runs every document of a packed row from its own state.
-fn packed(rule: &Rule, tokens: &Tokens, state: &RuleState, offsets: &Offsets) -> (Tensor<4>, RuleState) {
-    let mut readings = Vec::new();
-    let mut states = Vec::new();
-    for (document, range) in offsets.ranges().enumerate() {
-        let row = state.row(document);
-        if range.is_empty() {
-            states.push(row);
-            continue;
-        }
-        let (reading, row) = sequence(rule, tokens.narrow(range.start, range.len()), row);
-        readings.push(reading);
-        states.push(row);
-    }
-    (Tensor::cat(readings, 1), RuleState::cat(states).unwrap_or_else(|| state.clone()))
-}
-
-impl Tokens {
-    fn narrow(&self, from: usize, count: usize) -> Self {
-        let part = |x: &Tensor<4>| x.clone().narrow(1, from, count);
-        let scalar = |x: &Tensor<3>| x.clone().narrow(1, from, count);
-        Self {
-            q: part(&self.q),
-            k: part(&self.k),
-            v: part(&self.v),
-            rate: scalar(&self.rate),
-            gate: match &self.gate {
-                Gate::None => Gate::None,
-                Gate::Scalar(gate) => Gate::Scalar(scalar(gate)),
-                Gate::Channel(gate) => Gate::Channel(part(gate)),
-            },
-            momentum: self.momentum.as_ref().map(scalar),
-        }
-    }
 }
 
 fn check(rule: &Rule, tokens: &Tokens, options: &RunOptions) -> Result<(), MemoryError> {
@@ -189,7 +152,7 @@ fn check(rule: &Rule, tokens: &Tokens, options: &RunOptions) -> Result<(), Memor
     Ok(())
 }
 
-fn check_state(
+pub(super) fn check_state(
     rule: &Rule,
     state: &RuleState,
     [batch, heads, key, value]: [usize; 4],
@@ -213,15 +176,15 @@ fn check_state(
     Ok(())
 }
 
-fn shape<const D: usize>(argument: &'static str, found: &Tensor<D>, expected: String) -> OpError {
+pub(super) fn shape<const D: usize>(argument: &'static str, found: &Tensor<D>, expected: String) -> OpError {
     OpError::Shape { operator: NAME, argument, found: found.dims().to_vec(), expected }
 }
 
-fn value_error(argument: &'static str, found: impl ToString, expected: &str) -> MemoryError {
+pub(super) fn value_error(argument: &'static str, found: impl ToString, expected: &str) -> MemoryError {
     OpError::Value { operator: NAME, argument, found: found.to_string(), expected: expected.into() }.into()
 }
 
-fn same<const D: usize>(
+pub(super) fn same<const D: usize>(
     argument: &'static str,
     tensor: &Tensor<D>,
     expected: [usize; D],
@@ -238,7 +201,7 @@ fn same<const D: usize>(
 }
 
 /// The gate's values must be `<= 0` where they are cheap to read.
-fn check_gate<const D: usize>(gate: &Tensor<D>) -> Result<(), MemoryError> {
+pub(super) fn check_gate<const D: usize>(gate: &Tensor<D>) -> Result<(), MemoryError> {
     if !is_flex(&gate.device().inner()) {
         return Ok(());
     }

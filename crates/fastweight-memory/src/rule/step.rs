@@ -1,25 +1,16 @@
-//! One token of a rule as tensor operations. Weights are `[B, H, rows, cols]`, rows of tokens `[B, H, n, dim]`.
+//! The pieces of a rule's step as tensor operations. Weights are `[B, H, rows, cols]`, rows of tokens `[B, H, n, dim]`.
 
 use burn::tensor::Tensor;
 use burn::tensor::activation::{log_softmax, sigmoid, silu};
 
 use super::reference::{NEWTON_SCHULZ, NEWTON_SCHULZ_EPS};
+use super::rows::{Axis, Pairs, Rows};
 use super::{Bias, Memory, Retention, Rule};
 
 /// Floor of an entry of `A / max |A|` under the root of the mirror map, which has an infinite slope at zero.
 const MIRROR_FLOOR: f64 = 1e-12;
 /// Floor of `max |A|`, so that a memory at zero stays at zero.
 const LARGEST_FLOOR: f64 = 1e-30;
-
-/// What one token brings, `[B, H, 1, dim]` each.
-pub(super) struct TokenRow {
-    pub k: Tensor<4>,
-    pub v: Tensor<4>,
-    pub rate: Tensor<4>,
-    /// `exp(g)`, `[B, H, 1, 1]` or `[B, H, 1, K]`; none for no decay.
-    pub decay: Option<Tensor<4>>,
-    pub momentum: Option<Tensor<4>>,
-}
 
 fn transpose(x: Tensor<4>) -> Tensor<4> {
     x.swap_dims(2, 3)
@@ -34,16 +25,25 @@ pub(super) fn read(rule: &Rule, weights: &[Tensor<4>], x: Tensor<4>) -> Tensor<4
     }
 }
 
-/// The gradient of the loss by the reading.
-fn slope(rule: &Rule, y: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
+/// The gradient of the loss by the reading; `threshold` is that of the Huber loss, the rule's when absent.
+fn slope(rule: &Rule, y: Tensor<4>, v: Tensor<4>, threshold: Option<&Tensor<4>>) -> Tensor<4> {
     let e = match rule.bias {
         Bias::DotProduct => return v.neg(),
         _ => y - v,
     };
     match rule.bias {
         Bias::Huber => {
-            let square = e.clone().square().sum_dim(3).clamp_min(rule.huber_delta * rule.huber_delta);
-            e * square.sqrt().recip().mul_scalar(rule.huber_delta)
+            let square = e.clone().square().sum_dim(3);
+            match threshold {
+                Some(threshold) => {
+                    let bound = square.max_pair(threshold.clone().square());
+                    e * (threshold.clone() / bound.sqrt())
+                }
+                None => {
+                    let bound = square.clamp_min(rule.huber_delta * rule.huber_delta);
+                    e * bound.sqrt().recip().mul_scalar(rule.huber_delta)
+                }
+            }
         }
         Bias::Lp if rule.smooth => {
             let size = e.clone().square().add_scalar(1e-6).powf_scalar(0.5 * (rule.p - 1.0));
@@ -54,18 +54,19 @@ fn slope(rule: &Rule, y: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
     }
 }
 
-/// Gradients of `n` tokens at one memory, each as the outer product of a left and a right row, a pair a layer.
+/// Gradients of the pairs' losses at one memory, each the outer product of a left and a right row, two a weight.
 pub(super) struct Factors(Vec<(Tensor<4>, Tensor<4>)>);
 
 impl Factors {
-    /// Of keys `[B, H, n, K]` and values `[B, H, n, V]`.
-    pub(super) fn new(rule: &Rule, weights: &[Tensor<4>], k: Tensor<4>, v: Tensor<4>) -> Self {
+    pub(super) fn new(rule: &Rule, weights: &[Tensor<4>], pairs: &Pairs) -> Self {
+        let (k, v, threshold) = (pairs.k.clone(), pairs.v.clone(), pairs.threshold.as_ref());
         match rule.memory {
             Memory::Mlp => {
                 let inputs = k.clone().matmul(weights[0].clone());
                 let s = sigmoid(inputs.clone());
                 let hidden = inputs.clone() * s.clone();
-                let g = slope(rule, k.clone() + hidden.clone().matmul(weights[1].clone()), v);
+                let y = k.clone() + hidden.clone().matmul(weights[1].clone());
+                let g = slope(rule, y, v, threshold);
                 let back = g.clone().matmul(transpose(weights[1].clone()));
                 let bend = s.clone() * (inputs * (s.neg() + 1.0) + 1.0);
                 Self(vec![(k, back * bend), (hidden, g)])
@@ -73,42 +74,58 @@ impl Factors {
             _ if rule.bias == Bias::DotProduct => Self(vec![(k, v.neg())]),
             _ => {
                 let y = read(rule, weights, k.clone());
-                Self(vec![(k, slope(rule, y, v))])
+                Self(vec![(k, slope(rule, y, v, threshold))])
             }
         }
     }
 
-    /// The sum over tokens `first..first + count` of `rate` times their gradients; `rate [B, H, count, 1]`.
-    pub(super) fn gradient(&self, rule: &Rule, first: usize, rate: Tensor<4>) -> Vec<Tensor<4>> {
-        let count = rate.dims()[2];
-        let sum = |(left, right): &(Tensor<4>, Tensor<4>)| {
+    /// The left and right rows `[B, H, S, rows]` and `[B, H, S, cols]` of every weight.
+    pub(super) fn pairs(self, rule: &Rule) -> Vec<(Tensor<4>, Tensor<4>)> {
+        match rule.memory {
+            // A vector's gradient is the product of both, in a column.
+            Memory::Vector => {
+                let column = |(left, right): (Tensor<4>, Tensor<4>)| {
+                    let ones = right.clone().narrow(3, 0, 1).ones_like();
+                    (left * right, ones)
+                };
+                self.0.into_iter().map(column).collect()
+            }
+            _ => self.0,
+        }
+    }
+
+    /// The sum over pairs `first..first + count` of their gradients times `rates`, one a weight, `[B, H, count, 1]` or
+    /// `[B, H, count, cols]`.
+    pub(super) fn gradient(&self, rule: &Rule, first: usize, rates: &[Tensor<4>]) -> Vec<Tensor<4>> {
+        let sum = |((left, right), rate): (&(Tensor<4>, Tensor<4>), &Tensor<4>)| {
+            let count = rate.dims()[2];
             let (left, right) = (left.clone().narrow(2, first, count), right.clone().narrow(2, first, count));
             match rule.memory {
                 Memory::Vector => transpose((left * right * rate.clone()).sum_dim(2)),
-                _ => transpose(left * rate.clone()).matmul(right),
+                _ => transpose(left).matmul(right * rate.clone()),
             }
         };
-        self.0.iter().map(sum).collect()
+        self.0.iter().zip(rates).map(sum).collect()
     }
 }
 
-/// The anchor of the retention in the space where it adds gradients: `memory`, decayed.
-pub(super) fn anchor(rule: &Rule, memory: &[Tensor<4>], token: &TokenRow) -> Vec<Tensor<4>> {
+/// The anchor of the retention in the space where it adds gradients: `memory`, decayed by one token.
+pub(super) fn anchor(rule: &Rule, memory: &[Tensor<4>], token: &Rows) -> Vec<Tensor<4>> {
     let decayed = |(index, layer): (usize, &Tensor<4>)| {
         let layer = layer.clone();
-        let kept = match &token.decay {
+        let kept = match &token.decays[index] {
             None => layer.clone(),
-            // Of the second layer of an MLP the columns are channels.
-            Some(decay) if index == 0 => transpose(decay.clone()) * layer.clone(),
-            Some(decay) => decay.clone() * layer.clone(),
+            Some(decay) if decay.axis == Axis::Rows => transpose(decay.factors.clone()) * layer.clone(),
+            Some(decay) => decay.factors.clone() * layer.clone(),
         };
+        let rate = &token.rates[index];
         match (rule.retention, rule.memory) {
             (Retention::Directed, Memory::Vector) => {
-                kept - layer * transpose(token.k.clone().square() * token.rate.clone())
+                kept - layer * transpose(token.k.clone().square() * rate.clone())
             }
             (Retention::Directed, _) => {
                 let reading = token.k.clone().matmul(layer);
-                kept - transpose(token.k.clone() * token.rate.clone()).matmul(reading)
+                kept - transpose(token.k.clone() * rate.clone()).matmul(reading)
             }
             _ => kept,
         }
@@ -141,11 +158,15 @@ pub(super) fn primal(rule: &Rule, memory: &[Tensor<4>]) -> Vec<Tensor<4>> {
 
 /// `A / |A|_q^(q-2)`, or the mirror map; computed from `A / max |A|`, so that no power overflows.
 fn lq(rule: &Rule, a: Tensor<4>) -> Tensor<4> {
-    let largest = a.clone().abs().max_dim(2).max_dim(3).detach().clamp_min(LARGEST_FLOOR);
+    let largest = a.clone().detach().abs().max_dim(3).max_dim(2).clamp_min(LARGEST_FLOOR);
     let x = a / largest.clone();
     let powers = |exponent: f64| {
-        let sum = x.clone().abs().powf_scalar(exponent).sum_dim(2).sum_dim(3);
-        sum.clamp_min(LARGEST_FLOOR)
+        let power = match exponent {
+            4.0 => x.clone().square().square(),
+            2.0 => x.clone().square(),
+            _ => x.clone().abs().powf_scalar(exponent),
+        };
+        power.sum_dim(3).sum_dim(2).clamp_min(LARGEST_FLOOR)
     };
     if rule.mirror {
         let r = rule.q / (rule.q - 1.0);
@@ -177,10 +198,10 @@ pub(super) fn newton_schulz(momentum: Tensor<4>) -> Tensor<4> {
 pub(super) fn proximal(
     rule: &Rule,
     anchor: Tensor<4>,
-    token: &TokenRow,
+    token: &Rows,
     history: Option<Tensor<4>>,
 ) -> (Tensor<4>, Option<Tensor<4>>) {
-    let (k, eta) = (token.k.clone(), token.rate.clone());
+    let (k, eta) = (token.k.clone(), token.rates[0].clone());
     let error = read(rule, std::slice::from_ref(&anchor), k.clone()) - token.v.clone();
     match (rule.memory, history) {
         (Memory::Vector, Some(inverse)) => {

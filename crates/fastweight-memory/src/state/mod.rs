@@ -89,13 +89,13 @@ pub enum MixerState {
     Momentum(MomentumState),
     /// An inner model that learns in mini-batches: TTT-Linear.
     Ttt(TttMemoryState),
-    /// A deep memory: TTT-MLP, Titans with an MLP memory, DLA.
+    /// A deep memory: TTT-MLP, Titans with an MLP memory, DLA, mixture of memories.
     Deep(DeepMemoryState),
     /// A memory with attention beside it: Titans MAG and MAL.
     MemoryAttention(MemoryAttentionState),
     /// A memory and a segment in progress: Titans MAC.
     Segment(SegmentState),
-    /// The memory of any rule: `rule`.
+    /// The memory of any rule: `rule`, Moneta, Yaad, Memora.
     Rule(RuleMemoryState),
     /// A matrix memory and the last token: RWKV-7.
     Shifted(ShiftedState),

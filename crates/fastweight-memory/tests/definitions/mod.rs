@@ -2,6 +2,7 @@
 
 mod architectures;
 mod deep;
+mod miras;
 mod mixture;
 mod sequential;
 
@@ -31,6 +32,7 @@ fn layer(name: &str, p: &Plain, x: &Rows, options: &Value) -> Option<Rows> {
         "lstm" => return Some(sequential::lstm(p, x)),
         "srwm" => return Some(sequential::srwm(p, x)),
         "mixture_of_memories" => return Some(mixture::mixture_of_memories(p, x, options)),
+        "moneta" | "yaad" | "memora" => miras::miras(name, p, x, options),
         _ => return None,
     };
     let output = |(t, reading): (usize, Vec<f64>)| {

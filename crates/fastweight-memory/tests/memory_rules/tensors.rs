@@ -12,7 +12,7 @@ use crate::support::{assert_close, name, sizes, sound_rules, start, state, store
 const ROWS: usize = 2;
 const HEADS: usize = 2;
 
-fn composed() -> RunOptions {
+pub fn composed() -> RunOptions {
     RunOptions { path: Path::Composed, ..RunOptions::default() }
 }
 
@@ -35,7 +35,7 @@ fn variants() -> Vec<Rule> {
 }
 
 /// Sequences and starts of two rows with two heads.
-fn problem(rule: &Rule, time: usize) -> (Vec<Vec<Vec<Token>>>, Vec<Vec<Weights>>) {
+pub fn problem(rule: &Rule, time: usize) -> (Vec<Vec<Vec<Token>>>, Vec<Vec<Weights>>) {
     let sizes = sizes(rule);
     let seed = |row: usize, head: usize| (10 * row + head + 1) as u64;
     let each = |row: usize| (0..HEADS).map(move |head| seed(row, head));
@@ -46,7 +46,7 @@ fn problem(rule: &Rule, time: usize) -> (Vec<Vec<Vec<Token>>>, Vec<Vec<Weights>>
 }
 
 /// Readings `[B, T, H, V]` and final memories of the definition.
-fn expected(
+pub fn expected(
     rule: &Rule,
     sequences: &[Vec<Vec<Token>>],
     starts: &[Vec<Weights>],
@@ -77,7 +77,7 @@ fn memories(state: &RuleState) -> Vec<Vec<f64>> {
 }
 
 #[track_caller]
-fn assert_memories(what: &str, found: &RuleState, expected: &[Vec<f64>], tolerance: f64) {
+pub fn assert_memories(what: &str, found: &RuleState, expected: &[Vec<f64>], tolerance: f64) {
     for (found, expected) in memories(found).iter().zip(expected) {
         assert_close(what, found, expected, tolerance);
     }
@@ -133,7 +133,7 @@ fn each(
 }
 
 /// Tokens `from..from + count` of every row.
-fn cut(tokens: &Tokens, from: usize, count: usize) -> Tokens {
+pub fn cut(tokens: &Tokens, from: usize, count: usize) -> Tokens {
     each(tokens, |x| x.clone().narrow(1, from, count), |x| x.clone().narrow(1, from, count))
 }
 

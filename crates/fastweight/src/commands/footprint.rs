@@ -36,6 +36,13 @@ const MATRIX_TENSORS: f64 = 4.0;
 /// Tensors of scores that an attention of tensor operations keeps; half of each lies before the diagonal.
 const SCORE_TENSORS: f64 = 6.0;
 
+/// Most tokens of a rule's chunk that are computed together.
+const RULE_BLOCK: usize = 32;
+/// Copies of every token's weights, or of a chunk's matrix between tokens, that a rule's training pass keeps.
+const WEIGHT_COPIES: f64 = 7.0;
+/// Copies of a token's inputs and errors that it keeps, and matrices between tokens of one head.
+const RULE_ROWS: f64 = 10.0;
+
 /// Tokens up to which a ledger counts; a session that holds more of them than this fits nowhere.
 const MOST_TOKENS: usize = 1 << 36;
 
@@ -269,7 +276,29 @@ fn kept(config: &ModelConfig, layer: usize) -> f64 {
         MixerConfig::TitansMag(_) | MixerConfig::TitansMal(_) => 3.0 * (keys + values),
         _ => 0.0,
     };
-    block + experts_kept(config, layer) + memory + attention + own(config, layer)
+    block + experts_kept(config, layer) + memory + attention + own(config, layer) + written(config, layer)
+}
+
+/// Numbers of a token that a rule without a fused operator keeps, for all heads.
+fn written(config: &ModelConfig, layer: usize) -> f64 {
+    let context = config.context(layer);
+    let (rule, by_output) = match config.mixer(layer) {
+        MixerConfig::Rule(config) if config.rule.fused().is_none() => (config.rule, false),
+        MixerConfig::Moneta(config) => (config.rule(), true),
+        MixerConfig::Yaad(config) => (config.rule(), true),
+        MixerConfig::Memora(config) => (config.rule(), true),
+        _ => return 0.0,
+    };
+    let shapes = rule.layer_shapes(context.head_dim, context.value_dim);
+    let sum = |of: fn(&[usize; 2]) -> usize| shapes.iter().map(of).sum::<usize>() as f64;
+    let block = rule.chunk.min(RULE_BLOCK) as f64;
+    let head = if rule.forms_weights() {
+        WEIGHT_COPIES * sum(|[rows, cols]| rows * cols)
+    } else {
+        let pairs = if by_output { sum(|[_, cols]| *cols) } else { RULE_ROWS };
+        RULE_ROWS * sum(|[rows, cols]| rows + cols) + WEIGHT_COPIES * block * pairs
+    };
+    context.heads as f64 * head
 }
 
 /// Numbers of a token that sequential layers and mixtures keep besides.

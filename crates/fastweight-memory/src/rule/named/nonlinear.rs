@@ -75,10 +75,10 @@ pub(super) const RULES: [NamedRule; 10] = [
         architecture: MLP,
         attentional_bias: "l_p, Σ |M(k) - v|^p, p = 3",
         retention: "l_q norm through the dual A, q = 4",
-        learner: "one gradient step, rate ηₜ",
+        learner: MIRAS_LEARNER,
         equation: "Aₜ = αₜAₜ₋₁ - ηₜ∇W Σ|e|^p; Wₜ = Aₜ/|Aₜ|_q^(q-2); oₜ = M(Wₜ; qₜ)",
         objective: "none as printed; with mirror = true Wₜ = argmin_W -⟨Aₜ, W⟩ + ½ |W|_q², Wₜ = sign(A)|A|^(r-1)/|A|_r^(r-2), r = q/(q-1)",
-        state_size: MLP_STATE,
+        state_size: MIRAS_STATE,
         source: "Behrouz et al. 2025, arXiv 2504.13173",
         definition: cell(Memory::Mlp, Bias::Lp, Retention::Lq, Learner::Gradient),
     },
@@ -86,12 +86,12 @@ pub(super) const RULES: [NamedRule; 10] = [
         name: "yaad",
         title: "Yaad",
         architecture: MLP,
-        attentional_bias: "Huber, ½ |e|² up to |e| = δ, then δ(|e| - δ/2)",
+        attentional_bias: "Huber, ½ |e|² up to |e| = δ, then δ(|e| - δ/2) (the layer: δₜ for every token)",
         retention: "½ |W - αₜWₜ₋₁|²",
-        learner: "one gradient step, rate ηₜ",
+        learner: MIRAS_LEARNER,
         equation: "Wₜ = αₜWₜ₋₁ - ηₜ∇W ½|e|² if |e| ≤ δ, else αₜWₜ₋₁ - ηₜ(δ/|e|)∇W ½|e|²; oₜ = M(Wₜ; qₜ)",
         objective: "Wₜ = argmin_W ηₜ⟨∇Huber(e), W⟩ + ½ |W - αₜWₜ₋₁|²",
-        state_size: MLP_STATE,
+        state_size: MIRAS_STATE,
         source: "Behrouz et al. 2025, arXiv 2504.13173",
         definition: cell(Memory::Mlp, Bias::Huber, Retention::ScalarDecay, Learner::Gradient),
     },
@@ -101,10 +101,10 @@ pub(super) const RULES: [NamedRule; 10] = [
         architecture: MLP,
         attentional_bias: "squared error, ½ |M(k) - v|²",
         retention: "KL(W ‖ Wₜ₋₁^αₜ), every output's row over its inputs positive with sum 1",
-        learner: "one gradient step, rate ηₜ",
+        learner: MIRAS_LEARNER,
         equation: "Wₜ = softmax(αₜ log Wₜ₋₁ - ηₜ∇W ½|e|²); oₜ = M(Wₜ; qₜ)",
         objective: "Wₜ = argmin_W ηₜ⟨∇½|e|², W⟩ + Σ W log W - αₜ Σ W log Wₜ₋₁ over rows of sum 1",
-        state_size: MLP_STATE,
+        state_size: MIRAS_STATE,
         source: "Behrouz et al. 2025, arXiv 2504.13173",
         definition: cell(Memory::Mlp, Bias::Squared, Retention::Kl, Learner::Gradient),
     },
@@ -147,4 +147,6 @@ pub(super) const RULES: [NamedRule; 10] = [
     },
 ];
 
+const MIRAS_LEARNER: &str = "one gradient step, rate ηₜ (the layer: ηₜ and αₜ for every output of W₁ and W₂, gradients at the start of chunks of 16)";
+const MIRAS_STATE: &str = "H 2 E K² (the layer, which also holds the start of its chunk: twice that)";
 const NOTHING_W: &str = "½ |W - Wₜ₋₁|² (nothing is forgotten)";

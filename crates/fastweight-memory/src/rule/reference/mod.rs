@@ -5,11 +5,13 @@
 
 mod inner;
 mod objective;
+mod outputs;
 mod retention;
 
 pub(super) use inner::{NEWTON_SCHULZ, NEWTON_SCHULZ_EPS};
 pub use inner::{gradient, loss, newton_schulz, read};
 pub use objective::objective;
+pub use outputs::{OutputToken, step_outputs};
 pub use retention::{lq_norm, mirror_lq, normalise_lq};
 
 use super::{Bias, GradientAt, Learner, Memory, Retention, Rule};

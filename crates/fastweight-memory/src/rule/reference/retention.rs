@@ -29,7 +29,7 @@ pub(super) fn primal(rule: &Rule, dual: &[Layer]) -> Weights {
 }
 
 /// Softmax over the rows of every column of `logits`.
-fn softmax(logits: Layer) -> Layer {
+pub(super) fn softmax(logits: Layer) -> Layer {
     let mut layer = logits;
     for j in 0..layer.cols {
         let top = (0..layer.rows).map(|i| layer.at(i, j)).fold(f64::NEG_INFINITY, f64::max);
