@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{low_rank, per_head, projections};
-use crate::{H, K, Plain, Rows, dot, head, sigmoid, silu, softplus, unit};
+use crate::{H, K, Plain, Rows, V, dot, head, sigmoid, silu, softplus, unit};
 
 /// What the weights are computed from at a memory that keeps `a`, `[rows][cols]`.
 fn weights(name: &str, options: &Value, a: &Rows) -> Rows {
@@ -89,13 +89,13 @@ fn gradients(w: &[Rows], k: &[f64], g: Vec<f64>) -> Vec<(Vec<f64>, Vec<f64>)> {
     }
 }
 
-/// Readings of the three layers; K = V here.
+/// Readings of the three layers; an MLP has K = V.
 pub fn miras(name: &str, p: &Plain, x: &Rows, options: &Value) -> Rows {
     let [q, k, v] = projections(p, ["q", "k", "v"], x, true);
     let chunk = options["chunk"].as_u64().unwrap() as usize;
     let mlp = options["memory"] == "mlp";
     let hidden = options["expansion"].as_u64().unwrap() as usize * K;
-    let shapes = if mlp { vec![[K, hidden], [hidden, K]] } else { vec![[K, K]] };
+    let shapes = if mlp { vec![[K, hidden], [hidden, K]] } else { vec![[K, V]] };
     let most: f64 = if mlp { 0.1 } else { 1.0 };
     let most = most.min(2.0 / chunk as f64) * if name == "moneta" { 0.1 } else { 1.0 };
     let most = options["rate_max"].as_f64().unwrap_or(most);
