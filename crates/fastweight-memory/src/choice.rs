@@ -2,8 +2,8 @@
 
 use std::marker::PhantomData;
 
-use serde::Serialize;
-use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
+use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::names;
@@ -75,7 +75,7 @@ impl<'de, T: Choice> Visitor<'de> for NameOrTable<T> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<T, A::Error> {
         let mut options = Options::new();
-        while let Some((key, value)) = map.next_entry()? {
+        while let Some((key, Setting(value))) = map.next_entry()? {
             options.insert(key, value);
         }
         let Some(kind) = options.remove("kind") else {
@@ -89,5 +89,66 @@ impl<'de, T: Choice> Visitor<'de> for NameOrTable<T> {
             None => Err(A::Error::custom(format!("kind is {kind}, expected a {}'s name", T::WHAT))),
             Some(name) => Self::choose(name, options),
         }
+    }
+}
+
+/// A value of an option. Numbers that are not finite are refused: JSON has none, and would read them as absent.
+struct Setting(Value);
+
+impl<'de> Deserialize<'de> for Setting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct SettingVisitor;
+
+        impl<'de> Visitor<'de> for SettingVisitor {
+            type Value = Setting;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("an option's value")
+            }
+            fn visit_bool<E: Error>(self, value: bool) -> Result<Setting, E> {
+                Ok(Setting(value.into()))
+            }
+            fn visit_i64<E: Error>(self, value: i64) -> Result<Setting, E> {
+                Ok(Setting(value.into()))
+            }
+            fn visit_u64<E: Error>(self, value: u64) -> Result<Setting, E> {
+                Ok(Setting(value.into()))
+            }
+            fn visit_f64<E: Error>(self, value: f64) -> Result<Setting, E> {
+                if value.is_finite() {
+                    Ok(Setting(value.into()))
+                } else {
+                    Err(E::custom(format!("an option is {value}, expected a finite number")))
+                }
+            }
+            fn visit_str<E: Error>(self, value: &str) -> Result<Setting, E> {
+                Ok(Setting(value.into()))
+            }
+            fn visit_unit<E: Error>(self) -> Result<Setting, E> {
+                Ok(Setting(Value::Null))
+            }
+            fn visit_none<E: Error>(self) -> Result<Setting, E> {
+                Ok(Setting(Value::Null))
+            }
+            fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Setting, D::Error> {
+                Setting::deserialize(deserializer)
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Setting, A::Error> {
+                let mut values = Vec::new();
+                while let Some(Setting(value)) = seq.next_element()? {
+                    values.push(value);
+                }
+                Ok(Setting(values.into()))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Setting, A::Error> {
+                let mut values = Options::new();
+                while let Some((key, Setting(value))) = map.next_entry()? {
+                    values.insert(key, value);
+                }
+                Ok(Setting(values.into()))
+            }
+        }
+
+        deserializer.deserialize_any(SettingVisitor)
     }
 }

@@ -37,6 +37,11 @@ fn a_slip_in_a_recipe_is_named_and_corrected() {
         ("mixer = 'delta-net'", "did you mean \"delta_net\""),
         ("mixer = 'xyz'", "known are softmax_attention"),
         ("mixer = { kind = 'gated_deltanet' }", "did you mean \"gated_delta_net\""),
+        (
+            "mixer = { kind = 'softmax_attention', window = nan }",
+            "an option is NaN, expected a finite number",
+        ),
+        ("mixer = { kind = 'lstm', hidden = inf }", "an option is inf, expected a finite number"),
         ("mixer = { kind = 'softmax_attention', windw = 3 }", "did you mean \"window\""),
         ("mixer = { kind = 'delta_net', window = 3 }", "unknown option of delta_net \"window\""),
         ("mixer = { kind = 'softmax_attention', window = 'wide' }", "window of softmax_attention"),
