@@ -88,7 +88,7 @@ pub enum TrainError {
         reason: String,
     },
     /// Another process is at work in the folder.
-    #[error("{} is in use by another process that is training; wait for it to end or choose another folder", path.display())]
+    #[error("{} is in use by another process that writes to it; wait for it to end or choose another folder", path.display())]
     Busy {
         /// The folder.
         path: PathBuf,

@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use fastweight_memory::parameters;
 use fastweight_models::LayerExperts;
 
-use crate::checkpoint::{self, RunState, STATE};
+use crate::checkpoint::{self, CHECKPOINTS, RunState, STATE};
 use crate::error::TrainError;
 use crate::files::{self, FolderLock};
 use crate::run;
@@ -31,14 +31,15 @@ pub struct Exported {
 /// earlier export of the same training there is replaced when the new one is complete.
 ///
 /// # Errors
-/// A run that cannot be loaded or has no lookup experts as networks; a folder that holds another training, is in use, or
-/// cannot be written.
+/// A run that cannot be loaded or has no lookup experts as networks; a folder that holds another training or other files,
+/// lies inside a run, is in use, or cannot be written.
 pub fn export(run: &Path, out: &Path, device: &Device) -> Result<Exported, TrainError> {
     let run::Loaded { model, state, folder: source, notes } = run::load(run, device)?;
     let state = RunState { version: checkpoint::VERSION, model: state.model.with_tables()?, ..state };
     if out.join(STATE).is_file() {
         return Err(refused(out, "is a checkpoint"));
     }
+    refuse_foreign(out)?;
     files::create_folder(out)?;
     let _lock = FolderLock::take(out)?;
     refuse_other(out, &state)?;
@@ -47,6 +48,22 @@ pub fn export(run: &Path, out: &Path, device: &Device) -> Result<Exported, Train
     let experts = tables.config().experts()?;
     let checkpoint = checkpoint::save(out, state.clone(), &parameters::export(&tables), &[], 1)?;
     Ok(Exported { source, checkpoint, state, experts, notes })
+}
+
+/// Refuses a folder inside a run, and one with anything in it but what a run has.
+fn refuse_foreign(out: &Path) -> Result<(), TrainError> {
+    let whole = std::path::absolute(out).unwrap_or_else(|_| out.to_path_buf());
+    if whole.ancestors().skip(1).any(|folder| !checkpoint::list(folder).is_empty()) {
+        return Err(refused(out, "lies inside a run"));
+    }
+    let own = [CHECKPOINTS, files::LOCK];
+    let foreign = std::fs::read_dir(out).into_iter().flatten().flatten();
+    match foreign.map(|entry| entry.file_name()).find(|name| own.iter().all(|own| name != own)) {
+        Some(name) if checkpoint::list(out).is_empty() => {
+            Err(refused(out, &format!("holds {}, which is no part of an export", name.display())))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses a folder with a checkpoint of anything but the training that is exported, in the form of an export.

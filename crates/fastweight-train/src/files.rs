@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 
 use crate::error::TrainError;
 
+/// Locked by the process that writes to a folder.
+pub(crate) const LOCK: &str = ".lock";
+
 /// Writes `bytes` to `path`: a hidden file beside it, synced, then renamed.
 ///
 /// # Errors
@@ -60,7 +63,7 @@ pub(crate) struct FolderLock {
 impl FolderLock {
     /// Takes the lock of `folder`, which exists.
     pub fn take(folder: &Path) -> Result<Self, TrainError> {
-        let path = folder.join(".lock");
+        let path = folder.join(LOCK);
         let file = File::create(&path).map_err(|source| TrainError::io("write", &path, source))?;
         match file.try_lock() {
             Ok(()) => Ok(FolderLock { _file: file }),

@@ -154,6 +154,8 @@ fn an_export_is_replaced_by_one_of_the_same_training_only() {
     assert!(files(out.path()) == made);
 
     // Folders that hold something else stay as they are.
+    let foreign = tempfile::tempdir().unwrap();
+    fs::write(foreign.path().join("letter.txt"), "to nobody").unwrap();
     let runs = [run.path(), other.path(), plain.path()].map(files);
     for (source, target, words) in [
         (other.path(), out.path(), "holds a training, or an export of another one"),
@@ -161,6 +163,9 @@ fn an_export_is_replaced_by_one_of_the_same_training_only() {
         (run.path(), other.path(), "holds a training"),
         (run.path(), plain.path(), "holds a training"),
         (run.path(), checkpoint.as_path(), "is a checkpoint"),
+        (run.path(), &run.path().join("new"), "lies inside a run"),
+        (run.path(), &run.path().join(CHECKPOINTS), "lies inside a run"),
+        (run.path(), foreign.path(), "holds letter.txt"),
     ] {
         let error = refused(source, target);
         assert!(matches!(error, TrainError::ExportFolder { .. }), "{error}");
