@@ -25,6 +25,7 @@ pub mod padding;
 pub mod parameters;
 mod projection;
 pub mod rule;
+mod sequences;
 mod state;
 mod token_shift;
 mod token_table;

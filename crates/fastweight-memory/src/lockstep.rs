@@ -6,6 +6,7 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 use fastweight_ops::Offsets;
 
+use crate::sequences::{cut, inverse, ranges};
 use crate::state::rows;
 
 /// The order of such a reading: all first tokens, then all second ones, and so on.
@@ -23,10 +24,7 @@ pub(crate) struct Lockstep {
 impl Lockstep {
     /// Rows of `time` tokens, or the documents that `offsets` pack in the one row.
     pub fn new(batch: usize, time: usize, offsets: Option<&Offsets>) -> Self {
-        let ranges: Vec<Range<usize>> = match offsets {
-            Some(offsets) => offsets.ranges().collect(),
-            None => (0..batch).map(|row| row * time..(row + 1) * time).collect(),
-        };
+        let ranges = ranges(batch, time, offsets);
         let mut rows: Vec<usize> = (0..ranges.len()).collect();
         rows.sort_by_key(|row| Reverse(ranges[*row].len()));
         let (mut order, mut reading) = (Vec::with_capacity(batch * time), Vec::new());
@@ -52,7 +50,7 @@ impl Lockstep {
         let mut states = states.map(|state| rows::gather(&state, 0, self.rows.iter().copied()));
         let (mut held, mut ended) = (self.rows.len(), Vec::new());
         let mut outputs = Vec::with_capacity(self.reading.len());
-        for (token, &reading) in cut(tokens, &self.reading).into_iter().zip(&self.reading) {
+        for (token, &reading) in cut(tokens, 0, &self.reading).into_iter().zip(&self.reading) {
             if reading < held {
                 ended.push(states.each_ref().map(|s| s.clone().narrow(0, reading, held - reading)));
                 states = states.map(|state| state.narrow(0, 0, reading));
@@ -72,24 +70,4 @@ impl Lockstep {
         let [_, channels] = y.dims();
         (y.reshape([batch, time, channels]), states)
     }
-}
-
-/// Consecutive rows of `x`, as many as each of `sizes` says. Halving keeps the backward pass, which fills a tensor of the size
-/// of what was cut, at `tokens * ln tokens`.
-fn cut(x: Tensor<2>, sizes: &[usize]) -> Vec<Tensor<2>> {
-    if sizes.len() <= 1 {
-        return vec![x];
-    }
-    let (first, second) = sizes.split_at(sizes.len() / 2);
-    let (middle, all) = (first.iter().sum(), x.dims()[0]);
-    let mut parts = cut(x.clone().narrow(0, 0, middle), first);
-    parts.extend(cut(x.narrow(0, middle, all - middle), second));
-    parts
-}
-
-/// Where each of `0..n` is in an order of them.
-fn inverse(order: &[usize]) -> impl Iterator<Item = usize> + use<> {
-    let mut places = vec![0; order.len()];
-    order.iter().enumerate().for_each(|(place, of)| places[*of] = place);
-    places.into_iter()
 }

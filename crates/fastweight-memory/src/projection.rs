@@ -158,15 +158,16 @@ impl Qkv<'_> {
         Ok(Heads { q: split_heads(q, heads), k: split_heads(k, kv_heads), v: split_heads(v, kv_heads), conv })
     }
 
-    /// [`Qkv::forward`] with unit queries and keys, and as many heads of all three.
+    /// [`Qkv::forward`] with unit queries and keys.
     pub(crate) fn unit(
         &self,
         x: Tensor<3>,
         conv: Option<ConvState>,
         offsets: Option<&Offsets>,
         heads: usize,
+        kv_heads: usize,
     ) -> Result<Heads, MemoryError> {
-        let Heads { q, k, v, conv } = self.forward(x, conv, offsets, heads, heads)?;
+        let Heads { q, k, v, conv } = self.forward(x, conv, offsets, heads, kv_heads)?;
         Ok(Heads { q: l2_normalise(q, L2_EPS), k: l2_normalise(k, L2_EPS), v, conv })
     }
 }

@@ -8,7 +8,7 @@ use fastweight_ops::{Offsets, OpError, Path};
 use super::STATE_ELEMENT;
 use crate::context::{MOST_WINDOW, setting_error, validate_conv};
 use crate::init::placeholder;
-use crate::projection::{QkvSizes, check_sequence, check_token, merge_heads};
+use crate::projection::{QkvSizes, check_sequence, merge_heads};
 use crate::{ConvState, DeepMemoryState, LayerContext, MemoryError, State, StateSize};
 
 /// Most hidden channels of an inner network for each key channel.
@@ -241,16 +241,6 @@ pub(super) fn forward<L: DeepLayer>(
     Ok((layer.output(merge_heads(o), x)?, DeepMemoryState { change, conv }))
 }
 
-pub(super) fn step<L: DeepLayer>(
-    layer: &L,
-    x: Tensor<2>,
-    state: DeepMemoryState,
-) -> Result<(Tensor<2>, DeepMemoryState), MemoryError> {
-    check_token(L::NAME, layer.ctx().width, &x, state.batch())?;
-    let (y, state) = forward(layer, x.unsqueeze_dim(1), Some(state), None)?;
-    Ok((y.squeeze_dim(1), state))
-}
-
 pub(super) fn zero_state<L: DeepLayer>(layer: &L, batch: usize, device: &Device) -> DeepMemoryState {
     DeepMemoryState {
         change: layer.network().zero_change(batch, device),
@@ -258,9 +248,46 @@ pub(super) fn zero_state<L: DeepLayer>(layer: &L, batch: usize, device: &Device)
     }
 }
 
-/// Implements [`Layer`](super::Layer) for a [`DeepLayer`].
+/// Implements [`DeepLayer`] and [`Layer`](super::Layer) for a layer with `config`, `ctx`, `memory`, `gate`, `norm` and `o` that has a
+/// `read_tokens` of its own, as [`DeepLayer::read`].
 macro_rules! deep_layer {
-    ($layer:ty) => {
+    ($layer:ty, $config:ty) => {
+        impl $crate::layers::deep::DeepLayer for $layer {
+            const NAME: &'static str = <$config as $crate::layers::LayerConfig>::NAME;
+
+            fn ctx(&self) -> &$crate::LayerContext {
+                &self.ctx
+            }
+
+            fn qkv_sizes(&self) -> $crate::projection::QkvSizes {
+                self.config.qkv(&self.ctx)
+            }
+
+            fn network(&self) -> &$crate::layers::InnerNetwork {
+                &self.memory
+            }
+
+            fn read(
+                &self,
+                x: burn::tensor::Tensor<3>,
+                conv: Option<$crate::ConvState>,
+                offsets: Option<&fastweight_ops::Offsets>,
+            ) -> Result<
+                (fastweight_ops::deep_memory::DeepTokens, Option<$crate::ConvState>),
+                $crate::MemoryError,
+            > {
+                self.read_tokens(x, conv, offsets)
+            }
+
+            fn output(
+                &self,
+                o: burn::tensor::Tensor<3>,
+                x: burn::tensor::Tensor<3>,
+            ) -> Result<burn::tensor::Tensor<3>, $crate::MemoryError> {
+                Ok(self.o.forward(self.norm.heads(o, Some(self.gate.forward(x)))?))
+            }
+        }
+
         impl $crate::layers::Layer for $layer {
             type State = $crate::DeepMemoryState;
 
@@ -278,7 +305,8 @@ macro_rules! deep_layer {
                 x: burn::tensor::Tensor<2>,
                 state: $crate::DeepMemoryState,
             ) -> Result<(burn::tensor::Tensor<2>, $crate::DeepMemoryState), $crate::MemoryError> {
-                $crate::layers::deep::step(self, x, state)
+                let name = <Self as $crate::layers::deep::DeepLayer>::NAME;
+                $crate::layers::step_as_sequence(self, name, self.ctx.width, x, state)
             }
 
             fn zero_state(&self, batch: usize, device: &burn::tensor::Device) -> $crate::DeepMemoryState {

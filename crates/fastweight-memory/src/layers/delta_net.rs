@@ -6,10 +6,9 @@ use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::delta::{delta_rule, delta_rule_step};
-use fastweight_ops::norm::l2_normalise;
 use serde::{Deserialize, Serialize};
 
-use super::{L2_EPS, Layer, LayerConfig, matrix_size, sequence_options, zero_matrix};
+use super::{Layer, LayerConfig, matrix_size, sequence_options, zero_matrix};
 use crate::context::validate_conv;
 use crate::projection::{
     Heads, Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads, merge_token, token,
@@ -112,9 +111,7 @@ pub(super) fn read_delta(
     offsets: Option<&Offsets>,
     count: usize,
 ) -> Result<(Heads, Tensor<3>), MemoryError> {
-    let mut heads = qkv.forward(x.clone(), conv, offsets, count, count)?;
-    heads.q = l2_normalise(heads.q, L2_EPS);
-    heads.k = l2_normalise(heads.k, L2_EPS);
+    let heads = qkv.unit(x.clone(), conv, offsets, count, count)?;
     let beta = sigmoid(beta.forward(x));
     Ok((heads, if negative_eigenvalues { beta * 2.0 } else { beta }))
 }

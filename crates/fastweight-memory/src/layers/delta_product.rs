@@ -6,12 +6,11 @@ use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::activation::log_gate;
 use fastweight_ops::delta_product::{delta_product, delta_product_step};
-use fastweight_ops::norm::l2_normalise;
 use fastweight_ops::{Offsets, OpError, SequenceOptions};
 use serde::{Deserialize, Serialize};
 
 use super::matrix::{MatrixLayer, matrix_layer};
-use super::{L2_EPS, LayerConfig, matrix_size};
+use super::{LayerConfig, matrix_size};
 use crate::context::{setting_error, validate_conv};
 use crate::init::placeholder;
 use crate::projection::{Heads, Projection, Qkv, QkvSizes, linear};
@@ -167,9 +166,7 @@ impl MatrixLayer for DeltaProduct {
             _ => None,
         };
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
-        let mut heads = qkv.forward(x, conv, offsets, count, steps * count)?;
-        heads.q = l2_normalise(heads.q, L2_EPS);
-        heads.k = l2_normalise(heads.k, L2_EPS);
+        let heads = qkv.unit(x, conv, offsets, count, steps * count)?;
         Ok((heads, (beta, gate)))
     }
 

@@ -9,7 +9,7 @@ use fastweight_ops::deep_memory::{DeepMemory, DeepTokens, InnerLoss};
 use serde::{Deserialize, Serialize};
 
 use super::LayerConfig;
-use super::deep::{DeepLayer, DeepOptions, InnerNetwork, deep_layer, validate_shift};
+use super::deep::{DeepOptions, InnerNetwork, deep_layer, validate_shift};
 use crate::projection::{Heads, Projection, Qkv, QkvSizes, linear};
 use crate::{ConvState, LayerContext, MemoryError, RmsNorm, StateSize};
 
@@ -143,22 +143,8 @@ impl LayerConfig for DlaConfig {
     }
 }
 
-impl DeepLayer for Dla {
-    const NAME: &'static str = DlaConfig::NAME;
-
-    fn ctx(&self) -> &LayerContext {
-        &self.ctx
-    }
-
-    fn qkv_sizes(&self) -> QkvSizes {
-        self.config.qkv(&self.ctx)
-    }
-
-    fn network(&self) -> &InnerNetwork {
-        &self.memory
-    }
-
-    fn read(
+impl Dla {
+    fn read_tokens(
         &self,
         x: Tensor<3>,
         conv: Option<ConvState>,
@@ -167,13 +153,9 @@ impl DeepLayer for Dla {
         let rate = Some(sigmoid(self.theta.forward(x.clone())) * self.config.theta_max);
         let decay = Some(sigmoid(self.alpha.forward(x.clone()) - self.config.forget_shift));
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
-        let Heads { q, k, v, conv } = qkv.unit(x, conv, offsets, self.ctx.heads)?;
+        let Heads { q, k, v, conv } = qkv.unit(x, conv, offsets, self.ctx.heads, self.ctx.heads)?;
         Ok((DeepTokens { q, k, v, rate, momentum: None, decay, threshold: None }, conv))
-    }
-
-    fn output(&self, o: Tensor<3>, x: Tensor<3>) -> Result<Tensor<3>, MemoryError> {
-        Ok(self.o.forward(self.norm.heads(o, Some(self.gate.forward(x)))?))
     }
 }
 
-deep_layer!(Dla);
+deep_layer!(Dla, DlaConfig);

@@ -8,9 +8,9 @@ use fastweight_ops::deep_memory::{DeepState, deep_memory_read};
 use fastweight_ops::{Offsets, OpError};
 use serde::{Deserialize, Serialize};
 
-use super::deep::{DeepLayer, DeepOptions, validate_shift};
+use super::deep::{DeepLayer, DeepOptions};
 use super::{Layer, LayerConfig, Titans, TitansConfig, TitansMlp, TitansMlpConfig};
-use crate::context::{setting_error, validate_conv};
+use crate::context::setting_error;
 use crate::projection::linear;
 use crate::{DeepMemoryState, LayerContext, MemoryError, MixerState, MomentumState, RmsNorm, StateSize};
 
@@ -87,12 +87,10 @@ impl LongTermConfig {
     }
 
     pub(super) fn validate(&self, layer: &'static str, ctx: &LayerContext) -> Result<(), MemoryError> {
-        ctx.validate(layer)?;
-        validate_shift(layer, self.forget_shift.unwrap_or(0.0))?;
-        self.validate_memory(layer)?;
         match self.memory {
-            MemoryKind::Mlp => DeepOptions { layer, ..self.mlp().options() }.validate(ctx),
+            MemoryKind::Mlp => self.mlp().validate_inside(layer, ctx),
             MemoryKind::Matrix => {
+                self.validate_memory(layer)?;
                 let ours = [self.depth, self.expansion, self.chunk];
                 let Self { depth, expansion, chunk, .. } = Self::default();
                 let usual = [("depth", depth), ("expansion", expansion), ("chunk", chunk)];
@@ -102,13 +100,7 @@ impl LongTermConfig {
                         return Err(setting_error(layer, setting, value, expected));
                     }
                 }
-                validate_conv(layer, self.conv_width)?;
-                match self.theta_max {
-                    Some(rate) if !(rate > 0.0 && rate.is_finite()) => {
-                        Err(setting_error(layer, "theta_max", rate, "a number above 0, such as 1"))
-                    }
-                    _ => Ok(()),
-                }
+                self.matrix().validate_inside(layer, ctx)
             }
         }
     }

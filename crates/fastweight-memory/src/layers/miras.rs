@@ -5,16 +5,14 @@ use burn::nn::Linear;
 use burn::tensor::activation::{log_sigmoid, sigmoid};
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
-use fastweight_ops::norm::l2_normalise;
 use serde::{Deserialize, Serialize};
 
 use super::rule::start_state;
-use super::{L2_EPS, Layer, STATE_ELEMENT};
+use super::{Layer, STATE_ELEMENT, step_as_sequence};
 use crate::context::{MOST_HEAD_CHANNELS, setting_error, validate_conv};
 use crate::init::placeholder;
 use crate::projection::{
-    Heads, LowRankLinear, Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads,
-    split_heads,
+    Heads, LowRankLinear, Projection, Qkv, QkvSizes, check_sequence, linear, merge_heads, split_heads,
 };
 use crate::rule::{Bias, Memory, OutputTokens, Rule, RuleState, run_outputs};
 use crate::{ConvState, LayerContext, MemoryError, RmsNorm, RuleMemoryState, State, StateSize};
@@ -254,9 +252,7 @@ impl Layer for MirasMemory {
         x: Tensor<2>,
         state: RuleMemoryState,
     ) -> Result<(Tensor<2>, RuleMemoryState), MemoryError> {
-        check_token(self.name, self.ctx.width, &x, state.batch())?;
-        let (y, state) = self.forward(x.unsqueeze_dim(1), Some(state), None)?;
-        Ok((y.squeeze_dim(1), state))
+        step_as_sequence(self, self.name, self.ctx.width, x, state)
     }
 
     fn zero_state(&self, batch: usize, device: &Device) -> RuleMemoryState {
@@ -279,7 +275,7 @@ impl MirasMemory {
     ) -> Result<(OutputTokens, Option<ConvState>), MemoryError> {
         let (heads, rate_max) = (self.ctx.heads, self.miras().rate_max());
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
-        let Heads { q, k, v, conv } = qkv.forward(x.clone(), conv, offsets, heads, heads)?;
+        let Heads { q, k, v, conv } = qkv.unit(x.clone(), conv, offsets, heads, heads)?;
         let (mut rates, mut gates) = (Vec::new(), Vec::new());
         for weight in [Some(&self.gates_in), self.gates_out.as_ref()].into_iter().flatten() {
             rates.push(split_heads(sigmoid(weight.rate.forward(x.clone())) * rate_max, heads));
@@ -290,7 +286,6 @@ impl MirasMemory {
         let softplus = |x: Tensor<3>| log_sigmoid((x + THRESHOLD_SHIFT).neg()).neg();
         let threshold =
             self.threshold.as_ref().map(|map| softplus(map.forward(x)).clamp_min(LEAST_THRESHOLD));
-        let (q, k) = (l2_normalise(q, L2_EPS), l2_normalise(k, L2_EPS));
         Ok((OutputTokens { q, k, v, rates, gates, threshold }, conv))
     }
 }

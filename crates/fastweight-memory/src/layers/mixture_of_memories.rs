@@ -5,14 +5,13 @@ use burn::nn::Linear;
 use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::deep_memory::{DeepMemory, DeepNorm, DeepState, DeepTokens, deep_memory};
-use fastweight_ops::norm::l2_normalise;
 use fastweight_ops::{Offsets, Path};
 use serde::{Deserialize, Serialize};
 
-use super::{L2_EPS, Layer, LayerConfig, STATE_ELEMENT};
+use super::{Layer, LayerConfig, STATE_ELEMENT, step_as_sequence};
 use crate::context::{MOST_WINDOW, setting_error, validate_conv};
 use crate::init::placeholder;
-use crate::projection::{Heads, Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads};
+use crate::projection::{Heads, Projection, Qkv, QkvSizes, check_sequence, linear, merge_heads};
 use crate::state::rows;
 use crate::{DeepMemoryState, LayerContext, MemoryError, Shared, State, StateSize};
 
@@ -214,9 +213,7 @@ impl Layer for MixtureOfMemories {
         x: Tensor<2>,
         state: DeepMemoryState,
     ) -> Result<(Tensor<2>, DeepMemoryState), MemoryError> {
-        check_token(NAME, self.ctx.width, &x, state.batch())?;
-        let (y, state) = self.forward(x.unsqueeze_dim(1), Some(state), None)?;
-        Ok((y.squeeze_dim(1), state))
+        step_as_sequence(self, NAME, self.ctx.width, x, state)
     }
 
     fn forward_shared(
@@ -234,13 +231,12 @@ impl Layer for MixtureOfMemories {
         shared.balance.push(routes.load().balance);
 
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
-        let Heads { q, k, v, conv } =
-            qkv.forward(x.clone(), conv, offsets, self.ctx.heads, self.ctx.heads)?;
+        let Heads { q, k, v, conv } = qkv.unit(x.clone(), conv, offsets, self.ctx.heads, self.ctx.heads)?;
         let copies = |x: Tensor<4>| x.repeat_dim(2, 1 + self.config.memories);
-        let k = copies(l2_normalise(k, L2_EPS));
+        let k = copies(k);
         let chosen = self.to_heads(routes.chosen.clone());
         let tokens = DeepTokens {
-            q: copies(l2_normalise(q, L2_EPS)),
+            q: copies(q),
             k: k.clone(),
             v: copies(v),
             rate: Some(sigmoid(self.eta.forward(x.clone())) * self.config.eta_max * chosen.clone()),

@@ -84,7 +84,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::init::initialise;
-use crate::projection::QkvSizes;
+use crate::projection::{QkvSizes, check_token};
 use crate::{LayerContext, MatrixState, MemoryError, MixerState, Shared, State, StateSize};
 
 /// Options of a layer, as recipes write them; together with a [`LayerContext`] they make the layer.
@@ -200,6 +200,19 @@ const STATE_ELEMENT: usize = 4;
 
 /// Added to the squared norm of keys and queries before the L2 normalisation.
 pub(crate) const L2_EPS: f32 = 1e-6;
+
+/// [`Layer::step`] of a layer for which one token is a short sequence.
+fn step_as_sequence<L: Layer>(
+    layer: &L,
+    name: &'static str,
+    width: usize,
+    x: Tensor<2>,
+    state: L::State,
+) -> Result<(Tensor<2>, L::State), MemoryError> {
+    check_token(name, width, &x, state.batch())?;
+    let (y, state) = layer.forward(x.unsqueeze_dim(1), Some(state), None)?;
+    Ok((y.squeeze_dim(1), state))
+}
 
 fn sequence_options(offsets: Option<&Offsets>, scale: Option<f32>) -> SequenceOptions {
     SequenceOptions { scale, offsets: offsets.cloned(), ..SequenceOptions::default() }

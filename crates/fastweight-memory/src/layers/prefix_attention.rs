@@ -11,6 +11,7 @@ use fastweight_ops::{Offsets, OpError};
 use super::{advance, rotate_pair};
 use crate::init::placeholder;
 use crate::projection::{Projection, linear, split_heads};
+use crate::sequences::ranges;
 use crate::state::rows::gather;
 use crate::{KvState, LayerContext, MemoryError};
 
@@ -290,13 +291,5 @@ impl Sources {
         let rows: Vec<Vec<usize>> = kept.iter().enumerate().map(row).collect();
         let lengths = rows.iter().map(Vec::len).collect();
         KvState { entries: self.take(&rows), lengths, ..state }
-    }
-}
-
-/// Where the tokens of each sequence lie when all rows are seen as one.
-pub(super) fn ranges(batch: usize, time: usize, offsets: Option<&Offsets>) -> Vec<Range<usize>> {
-    match offsets {
-        Some(offsets) => offsets.ranges().collect(),
-        None => (0..batch).map(|row| row * time..(row + 1) * time).collect(),
     }
 }

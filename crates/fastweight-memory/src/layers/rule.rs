@@ -6,15 +6,12 @@ use burn::tensor::activation::{log_softmax, sigmoid};
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::activation::log_gate;
-use fastweight_ops::norm::l2_normalise;
 use serde::{Deserialize, Serialize};
 
-use super::{L2_EPS, Layer, LayerConfig, STATE_ELEMENT};
+use super::{Layer, LayerConfig, STATE_ELEMENT, step_as_sequence};
 use crate::context::{setting_error, validate_conv};
 use crate::init::placeholder;
-use crate::projection::{
-    Heads, Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads, split_heads,
-};
+use crate::projection::{Heads, Projection, Qkv, QkvSizes, check_sequence, linear, merge_heads, split_heads};
 use crate::rule::{Bias, Gate, Memory, Retention, Rule, RuleState, RunOptions, Tokens, run};
 use crate::{ConvState, LayerContext, MemoryError, RmsNorm, RuleMemoryState, State, StateSize};
 
@@ -202,9 +199,7 @@ impl Layer for RuleMemory {
         x: Tensor<2>,
         state: RuleMemoryState,
     ) -> Result<(Tensor<2>, RuleMemoryState), MemoryError> {
-        check_token(NAME, self.ctx.width, &x, state.batch())?;
-        let (y, state) = self.forward(x.unsqueeze_dim(1), Some(state), None)?;
-        Ok((y.squeeze_dim(1), state))
+        step_as_sequence(self, NAME, self.ctx.width, x, state)
     }
 
     fn zero_state(&self, batch: usize, device: &Device) -> RuleMemoryState {
@@ -222,8 +217,7 @@ impl RuleMemory {
         offsets: Option<&Offsets>,
     ) -> Result<(Tokens, Option<ConvState>), MemoryError> {
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
-        let Heads { q, k, v, conv } =
-            qkv.forward(x.clone(), conv, offsets, self.ctx.heads, self.ctx.heads)?;
+        let Heads { q, k, v, conv } = qkv.unit(x.clone(), conv, offsets, self.ctx.heads, self.ctx.heads)?;
         let gate = match (&self.decay, &self.a_log, &self.dt_bias) {
             (Some(decay), Some(a_log), Some(dt_bias)) => {
                 let gate = log_gate(decay.forward(x.clone()), a_log.val(), dt_bias.val())?;
@@ -236,7 +230,6 @@ impl RuleMemory {
         };
         let rate = sigmoid(self.rate.forward(x.clone())) * self.config.rate_max();
         let momentum = self.momentum.as_ref().map(|momentum| sigmoid(momentum.forward(x)));
-        let (q, k) = (l2_normalise(q, L2_EPS), l2_normalise(k, L2_EPS));
         Ok((Tokens { q, k, v, rate, gate, momentum }, conv))
     }
 }

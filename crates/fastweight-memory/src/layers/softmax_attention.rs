@@ -7,9 +7,9 @@ use fastweight_ops::Offsets;
 use fastweight_ops::softmax::{SoftmaxOptions, softmax_attention};
 use serde::{Deserialize, Serialize};
 
-use super::{Layer, LayerConfig, STATE_ELEMENT, rotate_pair};
+use super::{Layer, LayerConfig, STATE_ELEMENT, rotate_pair, step_as_sequence};
 use crate::context::{MOST_WINDOW, setting_error, validate_conv};
-use crate::projection::{Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads};
+use crate::projection::{Projection, Qkv, QkvSizes, check_sequence, linear, merge_heads};
 use crate::{KvState, LayerContext, MemoryError, State, StateSize};
 
 const NAME: &str = SoftmaxAttentionConfig::NAME;
@@ -159,9 +159,7 @@ impl Layer for SoftmaxAttention {
     }
 
     fn step(&self, x: Tensor<2>, state: KvState) -> Result<(Tensor<2>, KvState), MemoryError> {
-        check_token(NAME, self.ctx.width, &x, state.batch())?;
-        let (y, state) = self.forward(x.unsqueeze_dim(1), Some(state), None)?;
-        Ok((y.squeeze_dim(1), state))
+        step_as_sequence(self, NAME, self.ctx.width, x, state)
     }
 
     fn zero_state(&self, batch: usize, device: &Device) -> KvState {

@@ -72,6 +72,17 @@ pub struct Titans {
 }
 
 impl TitansConfig {
+    /// [`LayerConfig::validate`], for a memory inside a layer of another name.
+    pub(super) fn validate_inside(&self, layer: &'static str, ctx: &LayerContext) -> Result<(), MemoryError> {
+        ctx.validate(layer)?;
+        validate_shift(layer, self.forget_shift)?;
+        validate_conv(layer, self.conv_width)?;
+        if !(self.theta_max > 0.0 && self.theta_max.is_finite()) {
+            return Err(setting_error(layer, "theta_max", self.theta_max, "a number above 0, such as 1"));
+        }
+        Ok(())
+    }
+
     fn qkv(&self, ctx: &LayerContext) -> QkvSizes {
         QkvSizes::new(ctx, self.conv_width)
     }
@@ -86,13 +97,7 @@ impl LayerConfig for TitansConfig {
     }
 
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
-        ctx.validate(NAME)?;
-        validate_shift(NAME, self.forget_shift)?;
-        validate_conv(NAME, self.conv_width)?;
-        if !(self.theta_max > 0.0 && self.theta_max.is_finite()) {
-            return Err(setting_error(NAME, "theta_max", self.theta_max, "a number above 0, such as 1"));
-        }
-        Ok(())
+        self.validate_inside(NAME, ctx)
     }
 
     fn build(&self, ctx: &LayerContext, device: &Device) -> Result<Titans, MemoryError> {
@@ -221,7 +226,7 @@ impl Titans {
         let eta = sigmoid(self.eta.forward(x.clone()));
         let alpha = sigmoid(self.alpha.forward(x.clone()) - self.config.forget_shift);
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
-        Ok((qkv.unit(x, conv, offsets, self.ctx.heads)?, Gates { theta, eta, alpha }))
+        Ok((qkv.unit(x, conv, offsets, self.ctx.heads, self.ctx.heads)?, Gates { theta, eta, alpha }))
     }
 
     fn output(&self, o: Tensor<3>, x: Tensor<3>) -> Result<Tensor<3>, MemoryError> {

@@ -11,9 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use super::deep::{check_weights, layer_shape};
 use super::long_term::{GatedJoin, LongTermConfig, LongTermMemory, validate_span};
-use super::prefix_attention::{PrefixAttention, ranges};
-use super::{L2_EPS, Layer, LayerConfig, STATE_ELEMENT};
-use crate::projection::{Projection, check_sequence, check_token, linear, merge_heads, split_heads};
+use super::prefix_attention::PrefixAttention;
+use super::{L2_EPS, Layer, LayerConfig, STATE_ELEMENT, step_as_sequence};
+use crate::projection::{Projection, check_sequence, linear, merge_heads, split_heads};
+use crate::sequences::{cut, inverse, ranges};
 use crate::state::rows::gather;
 use crate::{KvState, LayerContext, MemoryError, SegmentState, State, StateSize};
 
@@ -160,24 +161,20 @@ impl Layer for TitansMac {
             .collect();
         let lengths: Vec<usize> = offsets.iter().map(Offsets::time).collect();
         let mut outputs = Vec::new();
-        for (part, offsets) in cut(packed, &lengths).into_iter().zip(&offsets) {
+        for (part, offsets) in cut(packed, 1, &lengths).into_iter().zip(&offsets) {
             let (o, next) = self.segment(part, state, offsets)?;
             outputs.push(o);
             state = next;
         }
         let mut o = Tensor::cat(outputs, 1);
         if !sorted {
-            let mut back = vec![0; order.len()];
-            order.iter().enumerate().for_each(|(at, token)| back[*token] = at);
-            o = gather(&o, 1, back.into_iter());
+            o = gather(&o, 1, inverse(&order));
         }
         Ok((o.reshape([batch, time, width]), state))
     }
 
     fn step(&self, x: Tensor<2>, state: SegmentState) -> Result<(Tensor<2>, SegmentState), MemoryError> {
-        check_token(NAME, self.ctx.width, &x, state.batch())?;
-        let (y, state) = self.forward(x.unsqueeze_dim(1), Some(state), None)?;
-        Ok((y.squeeze_dim(1), state))
+        step_as_sequence(self, NAME, self.ctx.width, x, state)
     }
 
     fn zero_state(&self, batch: usize, device: &Device) -> SegmentState {
@@ -283,16 +280,4 @@ fn rounds(sequences: Vec<Range<usize>>, positions: &[usize], segment: usize) -> 
         rounds.push(left.iter_mut().map(piece).collect());
     }
     rounds
-}
-
-/// Consecutive parts of the tokens. Halves of halves: the gradient of a part is as large as what it was cut from.
-fn cut(x: Tensor<3>, lengths: &[usize]) -> Vec<Tensor<3>> {
-    if lengths.len() == 1 {
-        return vec![x];
-    }
-    let (first, second) = lengths.split_at(lengths.len() / 2);
-    let [from, count] = [first, second].map(|lengths| lengths.iter().sum::<usize>());
-    let mut parts = cut(x.clone().narrow(1, 0, from), first);
-    parts.extend(cut(x.narrow(1, from, count), second));
-    parts
 }

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::long_term::{GatedJoin, LongTermConfig, LongTermMemory, validate_span};
 use super::prefix_attention::PrefixAttention;
-use super::{Layer, LayerConfig, STATE_ELEMENT};
-use crate::projection::{check_sequence, check_token};
+use super::{Layer, LayerConfig, STATE_ELEMENT, step_as_sequence};
+use crate::projection::check_sequence;
 use crate::{KvState, LayerContext, MemoryAttentionState, MemoryError, State, StateSize};
 
 const NAME: &str = TitansMagConfig::NAME;
@@ -129,9 +129,7 @@ impl Layer for TitansMag {
         x: Tensor<2>,
         state: MemoryAttentionState,
     ) -> Result<(Tensor<2>, MemoryAttentionState), MemoryError> {
-        check_token(NAME, self.ctx.width, &x, state.batch())?;
-        let (y, state) = self.forward(x.unsqueeze_dim(1), Some(state), None)?;
-        Ok((y.squeeze_dim(1), state))
+        step_as_sequence(self, NAME, self.ctx.width, x, state)
     }
 
     fn zero_state(&self, batch: usize, device: &Device) -> MemoryAttentionState {

@@ -6,10 +6,10 @@ use fastweight_ops::Offsets;
 use serde::{Deserialize, Serialize};
 
 use super::long_term::{LongTermConfig, LongTermMemory, validate_span};
-use super::prefix_attention::ranges;
-use super::{Layer, LayerConfig, SoftmaxAttention, SoftmaxAttentionConfig};
+use super::{Layer, LayerConfig, SoftmaxAttention, SoftmaxAttentionConfig, step_as_sequence};
 use crate::init::placeholder;
-use crate::projection::{check_sequence, check_token};
+use crate::projection::check_sequence;
+use crate::sequences::ranges;
 use crate::state::rows::gather;
 use crate::{LayerContext, MemoryAttentionState, MemoryError, RmsNorm, State, StateSize};
 
@@ -171,9 +171,7 @@ impl Layer for TitansMal {
         x: Tensor<2>,
         state: MemoryAttentionState,
     ) -> Result<(Tensor<2>, MemoryAttentionState), MemoryError> {
-        check_token(NAME, self.ctx.width, &x, state.batch())?;
-        let (y, state) = self.forward(x.unsqueeze_dim(1), Some(state), None)?;
-        Ok((y.squeeze_dim(1), state))
+        step_as_sequence(self, NAME, self.ctx.width, x, state)
     }
 
     fn zero_state(&self, batch: usize, device: &Device) -> MemoryAttentionState {

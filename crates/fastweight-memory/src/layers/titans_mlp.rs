@@ -9,7 +9,7 @@ use fastweight_ops::deep_memory::{DeepMemory, DeepTokens};
 use serde::{Deserialize, Serialize};
 
 use super::LayerConfig;
-use super::deep::{DeepLayer, DeepOptions, InnerNetwork, deep_layer, validate_shift};
+use super::deep::{DeepOptions, InnerNetwork, deep_layer, validate_shift};
 use crate::projection::{Heads, Projection, Qkv, QkvSizes, linear};
 use crate::{ConvState, LayerContext, MemoryError, RmsNorm, StateSize};
 
@@ -80,6 +80,12 @@ impl TitansMlpConfig {
         QkvSizes::new(ctx, self.conv_width)
     }
 
+    /// [`LayerConfig::validate`], for a memory inside a layer of another name.
+    pub(super) fn validate_inside(&self, layer: &'static str, ctx: &LayerContext) -> Result<(), MemoryError> {
+        validate_shift(layer, self.forget_shift)?;
+        DeepOptions { layer, ..self.options() }.validate(ctx)
+    }
+
     pub(crate) fn options(&self) -> DeepOptions {
         let Self { depth, expansion, chunk, .. } = *self;
         DeepOptions {
@@ -102,8 +108,7 @@ impl LayerConfig for TitansMlpConfig {
     }
 
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
-        validate_shift(Self::NAME, self.forget_shift)?;
-        self.options().validate(ctx)
+        self.validate_inside(Self::NAME, ctx)
     }
 
     fn build(&self, ctx: &LayerContext, device: &Device) -> Result<TitansMlp, MemoryError> {
@@ -141,22 +146,8 @@ impl LayerConfig for TitansMlpConfig {
     }
 }
 
-impl DeepLayer for TitansMlp {
-    const NAME: &'static str = TitansMlpConfig::NAME;
-
-    fn ctx(&self) -> &LayerContext {
-        &self.ctx
-    }
-
-    fn qkv_sizes(&self) -> QkvSizes {
-        self.config.qkv(&self.ctx)
-    }
-
-    fn network(&self) -> &InnerNetwork {
-        &self.memory
-    }
-
-    fn read(
+impl TitansMlp {
+    fn read_tokens(
         &self,
         x: Tensor<3>,
         conv: Option<ConvState>,
@@ -166,13 +157,9 @@ impl DeepLayer for TitansMlp {
         let momentum = Some(sigmoid(self.eta.forward(x.clone())));
         let decay = Some(sigmoid(self.alpha.forward(x.clone()) - self.config.forget_shift));
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
-        let Heads { q, k, v, conv } = qkv.unit(x, conv, offsets, self.ctx.heads)?;
+        let Heads { q, k, v, conv } = qkv.unit(x, conv, offsets, self.ctx.heads, self.ctx.heads)?;
         Ok((DeepTokens { q, k, v, rate, momentum, decay, threshold: None }, conv))
-    }
-
-    fn output(&self, o: Tensor<3>, x: Tensor<3>) -> Result<Tensor<3>, MemoryError> {
-        Ok(self.o.forward(self.norm.heads(o, Some(self.gate.forward(x)))?))
     }
 }
 
-deep_layer!(TitansMlp);
+deep_layer!(TitansMlp, TitansMlpConfig);

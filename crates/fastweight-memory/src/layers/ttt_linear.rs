@@ -198,7 +198,7 @@ impl TttLinear {
     ) -> Result<(Heads, Tensor<3>), MemoryError> {
         let eta = sigmoid(self.eta.forward(x.clone())) * self.config.eta_base;
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
-        Ok((qkv.unit(x, conv, offsets, self.ctx.heads)?, eta))
+        Ok((qkv.unit(x, conv, offsets, self.ctx.heads, self.ctx.heads)?, eta))
     }
 
     fn output(&self, o: Tensor<3>, x: Tensor<3>) -> Result<Tensor<3>, MemoryError> {

@@ -9,7 +9,7 @@ use fastweight_ops::deep_memory::{DeepMemory, DeepTokens, RateOf};
 use serde::{Deserialize, Serialize};
 
 use super::LayerConfig;
-use super::deep::{DeepLayer, DeepOptions, InnerNetwork, deep_layer};
+use super::deep::{DeepOptions, InnerNetwork, deep_layer};
 use crate::projection::{Heads, Projection, Qkv, QkvSizes, linear};
 use crate::{ConvState, LayerContext, MemoryError, RmsNorm, StateSize};
 
@@ -131,22 +131,8 @@ impl LayerConfig for TttMlpConfig {
     }
 }
 
-impl DeepLayer for TttMlp {
-    const NAME: &'static str = TttMlpConfig::NAME;
-
-    fn ctx(&self) -> &LayerContext {
-        &self.ctx
-    }
-
-    fn qkv_sizes(&self) -> QkvSizes {
-        self.config.qkv(&self.ctx)
-    }
-
-    fn network(&self) -> &InnerNetwork {
-        &self.memory
-    }
-
-    fn read(
+impl TttMlp {
+    fn read_tokens(
         &self,
         x: Tensor<3>,
         conv: Option<ConvState>,
@@ -154,13 +140,9 @@ impl DeepLayer for TttMlp {
     ) -> Result<(DeepTokens, Option<ConvState>), MemoryError> {
         let eta = sigmoid(self.eta.forward(x.clone())) * self.config.eta_base;
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
-        let Heads { q, k, v, conv } = qkv.unit(x, conv, offsets, self.ctx.heads)?;
+        let Heads { q, k, v, conv } = qkv.unit(x, conv, offsets, self.ctx.heads, self.ctx.heads)?;
         Ok((DeepTokens { q, k, v, rate: Some(eta), momentum: None, decay: None, threshold: None }, conv))
-    }
-
-    fn output(&self, o: Tensor<3>, x: Tensor<3>) -> Result<Tensor<3>, MemoryError> {
-        Ok(self.o.forward(self.norm.heads(o, Some(self.gate.forward(x)))?))
     }
 }
 
-deep_layer!(TttMlp);
+deep_layer!(TttMlp, TttMlpConfig);

@@ -20,6 +20,7 @@ use super::mixing::{Mixing, inverse, spread};
 use super::rows::{Axis, Decay, Rows};
 use super::step::{Factors, newton_schulz, primal, read, retain};
 use super::{Learner, Memory, Retention, Rule, RuleState};
+use crate::sequences::cut;
 
 /// Whether readings are attention over the block, without the memory of any token.
 pub(super) fn attends(rule: &Rule) -> bool {
@@ -278,16 +279,10 @@ impl Weight {
     }
 }
 
-/// The tokens of `[B, H, C, ..]`, halves of halves (see [`Rows::cut`]).
+/// The tokens of `[B, H, C, ..]`.
 fn split(x: Tensor<5>) -> Vec<Tensor<5>> {
-    let tokens = x.dims()[2];
-    if tokens == 1 {
-        return vec![x];
-    }
-    let half = tokens / 2;
-    let mut parts = split(x.clone().narrow(2, 0, half));
-    parts.extend(split(x.narrow(2, half, tokens - half)));
-    parts
+    let tokens = vec![1; x.dims()[2]];
+    cut(x, 2, &tokens)
 }
 
 /// `sum_s mix[t,s] left_s right_s^T` for every token t, `[B, H, C, rows, cols]`; each token's own where `mix` is absent.

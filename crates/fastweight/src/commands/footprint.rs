@@ -304,7 +304,8 @@ fn written(config: &ModelConfig, layer: usize) -> f64 {
 /// Numbers of a token that sequential layers and mixtures keep besides.
 fn own(config: &ModelConfig, layer: usize) -> f64 {
     let [keys, values] = channels(config);
-    match config.mixer(layer) {
+    let mixer = config.mixer(layer);
+    match mixer {
         // Gates before and after their sigmoids, parts of them, cells and outputs.
         MixerConfig::Lstm(lstm) => 20.0 * lstm.hidden.unwrap_or(values as usize) as f64,
         // What a deep memory keeps, for every memory; and the copies that it reads.
@@ -313,7 +314,7 @@ fn own(config: &ModelConfig, layer: usize) -> f64 {
             memories * (12.0 * (keys + values) + 24.0 * config.heads as f64 * mixture.chunk as f64)
         }
         // The matrix that a token reads, what it adds and what is left.
-        MixerConfig::Srwm(_) => 3.0 * config.state_bytes(0).layers[layer].size.fixed as f64 / FLOAT32,
+        MixerConfig::Srwm(_) => 3.0 * mixer.state_size(&config.context(layer), 0).fixed as f64 / FLOAT32,
         _ => 0.0,
     }
 }
