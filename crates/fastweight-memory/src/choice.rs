@@ -2,9 +2,10 @@
 
 use std::marker::PhantomData;
 
+use schemars::Schema;
 use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::names;
 
@@ -35,13 +36,16 @@ pub(crate) fn parse<C: Default + Serialize + DeserializeOwned>(
     let mut config = C::default();
     let mut accepted = Options::new();
     for (option, value) in options {
+        if known.is_empty() {
+            return Err(format!("unknown option {option:?}; {name} has no options"));
+        }
         if !known.contains_key(&option) {
             let known: Vec<&str> = known.keys().map(String::as_str).collect();
             return Err(names::unknown(&format!("option of {name}"), &option, &known));
         }
         accepted.insert(option.clone(), value);
         config = serde_json::from_value(Value::Object(accepted.clone()))
-            .map_err(|error| format!("{option} of {name}: {error}"))?;
+            .map_err(|error| format!("{option} of {name}: {}", names::types_in_words(&error.to_string())))?;
     }
     Ok(config)
 }
@@ -49,6 +53,14 @@ pub(crate) fn parse<C: Default + Serialize + DeserializeOwned>(
 /// Reads a name or a table.
 pub(crate) fn deserialize<'de, T: Choice, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     deserializer.deserialize_any(NameOrTable(PhantomData))
+}
+
+/// Adds to the schema of the tables, which differ by their `kind`, that a name alone will do.
+pub(crate) fn or_name(schema: &mut Schema) {
+    let Some(Value::Array(tables)) = schema.remove("oneOf") else { return };
+    let names: Vec<Value> =
+        tables.iter().filter_map(|table| table.pointer("/properties/kind/const").cloned()).collect();
+    schema.insert("anyOf".into(), json!([{ "type": "string", "enum": names }, { "oneOf": tables }]));
 }
 
 struct NameOrTable<T>(PhantomData<T>);

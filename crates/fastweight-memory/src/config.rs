@@ -1,6 +1,7 @@
 //! Any mixer's configuration, as recipes write it.
 
 use burn::tensor::Device;
+use schemars::JsonSchema;
 use serde::de::Deserializer;
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +21,8 @@ use crate::{LayerContext, MemoryError, Mixer, StateSize};
 /// Which mixer a layer has, and its options.
 ///
 /// Written as a name, `"delta_net"`, or as a table, `{ kind = "softmax_attention", window = 64 }`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(transform = choice::or_name)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum MixerConfig {
     /// `softmax_attention`: causal softmax attention.
@@ -167,6 +169,11 @@ impl MixerConfig {
     /// Whether a session's state grows with every token read: softmax attention without a window, and DEA.
     pub fn state_grows(&self) -> bool {
         each!(self, Layer, config => config.state_grows())
+    }
+
+    /// Whether the layer routes tokens and has a load-balance loss.
+    pub fn routes(&self) -> bool {
+        matches!(self, Self::MixtureOfMemories(_))
     }
 
     /// Checks the options against the layer's geometry.

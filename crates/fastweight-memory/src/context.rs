@@ -143,6 +143,28 @@ pub(crate) fn setting_error(
     MemoryError::Setting { layer, setting, found: found.to_string(), expected: expected.into() }
 }
 
+/// Largest rate of an inner step: beyond it no memory stays finite.
+const MOST_RATE: f64 = 1e3;
+
+/// Checks the largest rate of a memory's inner steps.
+pub(crate) fn validate_rate(
+    layer: &'static str,
+    setting: &'static str,
+    rate: impl Into<f64> + ToString,
+    usual: &str,
+) -> Result<(), MemoryError> {
+    let found = rate.to_string();
+    if (f64::MIN_POSITIVE..=MOST_RATE).contains(&rate.into()) {
+        return Ok(());
+    }
+    Err(setting_error(
+        layer,
+        setting,
+        found,
+        format!("a number above 0 and at most {MOST_RATE}, such as {usual}"),
+    ))
+}
+
 /// Checks a short convolution's width: 0 for none, or 2 to [`MOST_CONV_WIDTH`].
 pub(crate) fn validate_conv(layer: &'static str, conv_width: usize) -> Result<(), MemoryError> {
     if conv_width == 1 || conv_width > MOST_CONV_WIDTH {

@@ -19,6 +19,22 @@ pub fn unknown(what: &str, name: &str, known: &[&str]) -> String {
     }
 }
 
+/// A message of a deserializer with the types of this language in words a recipe's author uses: `expected usize` becomes
+/// `expected a whole number of 0 or more`.
+pub fn types_in_words(message: &str) -> String {
+    let words = |name: &str| match name {
+        "usize" | "u64" | "u32" => Some("a whole number of 0 or more"),
+        "f64" | "f32" => Some("a number"),
+        _ => None,
+    };
+    let Some((before, expected)) = message.split_once("expected ") else { return message.into() };
+    let end = expected.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(expected.len());
+    match words(&expected[..end]) {
+        Some(words) => format!("{before}expected {words}{}", &expected[end..]),
+        None => message.into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -30,5 +46,21 @@ mod tests {
         assert_eq!(closest("Gated_DeltaNet", known), Some("gated_delta_net"));
         assert_eq!(closest("xyz", known), None);
         assert!(unknown("mixer", "xyz", &known).contains("delta_net, gated_delta_net, retnet"));
+    }
+
+    #[test]
+    fn a_type_is_named_in_words() {
+        let message = "invalid value: integer `-1`, expected usize at line 1";
+        assert_eq!(
+            types_in_words(message),
+            "invalid value: integer `-1`, expected a whole number of 0 or more at line 1"
+        );
+        assert_eq!(
+            types_in_words("invalid type: string \"x\", expected f64"),
+            "invalid type: string \"x\", expected a number"
+        );
+        for other in ["expected usizes", "expected a boolean", "unknown field `usize`"] {
+            assert_eq!(types_in_words(other), other);
+        }
     }
 }

@@ -4,6 +4,7 @@ use burn::module::{Module, Param};
 use burn::tensor::module::layer_norm;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::OpError;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::RmsNorm;
@@ -41,7 +42,7 @@ impl LayerNorm {
 }
 
 /// Which normalisation a model has before its mixers and channel mixers, and before its head.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NormKind {
     /// `rms`: root mean square, without bias.

@@ -271,6 +271,11 @@ impl ModelConfig {
         self.mixers.iter().take(self.layers).any(MixerConfig::state_grows)
     }
 
+    /// Whether some layer routes tokens and has a load-balance loss.
+    pub fn routes(&self) -> bool {
+        self.mixers.iter().take(self.layers).any(MixerConfig::routes)
+    }
+
     /// Bytes of one session's state after `tokens` tokens, layer by layer and round by round.
     pub fn state_bytes(&self, tokens: usize) -> StateBytes {
         let layer = |(round, layer)| {

@@ -5,13 +5,18 @@ use burn::nn::Linear;
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
 use fastweight_memory::init::placeholder;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{Embedding, ModelError};
 
 /// When tokens halt: adaptive computation time (Graves 2016, 1603.08983) for each token, as in the Universal Transformer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(
+    default,
+    deny_unknown_fields,
+    expecting = "expected a table such as { threshold = 0.99, ponder_cost = 0.01 }, or {} for these numbers"
+)]
 pub struct HaltingConfig {
     /// Sum of halting probabilities at which a token halts, above 0 and up to 1.
     pub threshold: f64,

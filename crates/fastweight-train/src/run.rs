@@ -153,6 +153,10 @@ impl Run<'_> {
         on_event: &mut dyn FnMut(Event),
     ) -> Result<Option<usize>, TrainError> {
         let folder = &self.options.folder;
+        let another = |reason: String| TrainError::Folder { path: folder.clone(), reason };
+        if checkpoint::is_export(folder) {
+            return Err(another("holds an exported model, which cannot be trained further".into()));
+        }
         let (mut checkpoint, skipped) = match checkpoint::newest(folder) {
             Ok(found) => found,
             Err(CheckpointError::None { .. } | CheckpointError::NotARun { .. }) => return Ok(None),
@@ -162,7 +166,6 @@ impl Run<'_> {
             on_event(Event::Note(reason));
         }
         let state = checkpoint.state.clone();
-        let another = |reason: String| TrainError::Folder { path: folder.clone(), reason };
         if state.model != self.model.config {
             // Naming the parameters that differ says more than a fingerprint.
             checkpoint.restore(trainer.model().clone())?;

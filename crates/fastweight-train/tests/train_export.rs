@@ -223,10 +223,11 @@ fn damaged_runs_and_exports_are_named() {
             fs::write(&path, bad).unwrap();
             let error = run::load(out.path(), &device()).unwrap_err();
             assert!(
-                matches!(error, TrainError::Checkpoint(CheckpointError::AllBroken { .. })),
+                matches!(error, TrainError::Checkpoint(CheckpointError::BrokenExport { .. })),
                 "{file}: {error}"
             );
-            assert!(error.to_string().contains(file), "{file}: {error}");
+            let error = error.to_string();
+            assert!(error.contains(file) && error.contains("`fastweight export`"), "{file}: {error}");
         }
         fs::write(&path, good).unwrap();
     }
@@ -255,13 +256,22 @@ fn an_export_is_not_trained_further() {
     train(&recipe, run.path());
     exported(run.path(), out.path());
     let before = files(out.path());
-    let options = Options { folder: out.path().to_path_buf(), data: None, restart: false };
-    let error = run::train(&recipe, &options, &device(), &mut |_| {}).unwrap_err().to_string();
-    assert!(error.contains("of another model") && error.contains("blocks.0.mlp.experts"), "{error}");
-    let of_checkpoints = |files: Vec<(String, Vec<u8>)>| -> Vec<_> {
-        files.into_iter().filter(|(name, _)| name.contains(CHECKPOINTS)).collect()
+    let again = |restart| {
+        let options = Options { folder: out.path().to_path_buf(), data: None, restart };
+        run::train(&recipe, &options, &device(), &mut |_| {})
     };
-    assert!(of_checkpoints(files(out.path())) == of_checkpoints(before));
+    let error = again(false).unwrap_err();
+    assert!(matches!(error, TrainError::Folder { .. }), "{error}");
+    assert!(error.to_string().contains("exported model") && error.to_string().contains("--fresh"), "{error}");
+    assert!(files(out.path()) == before);
+
+    // Started over, the folder is that of a training.
+    again(true).unwrap();
+    for folder in checkpoint::list(out.path()) {
+        fs::write(folder.join(WEIGHTS), "cut").unwrap();
+    }
+    let error = run::load(out.path(), &device()).unwrap_err();
+    assert!(matches!(error, TrainError::Checkpoint(CheckpointError::AllBroken { .. })), "{error}");
 }
 
 #[cfg(unix)]

@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, compare, demo, eval, export, generate, ledger, rules, train};
+use crate::commands::{bench, compare, demo, eval, export, generate, ledger, options, rules, train};
 use crate::error::CommandError;
 use crate::global::Global;
 
@@ -42,6 +42,8 @@ enum Command {
     Export(export::Args),
     /// Show where the bytes of a session are
     Ledger(ledger::Args),
+    /// List every key a recipe can hold: type, default, meaning
+    Options(options::Args),
     /// List every named memory rule: its choices, equation and state
     Rules(rules::Args),
     /// Show small facts about memories that can be checked by hand
@@ -58,7 +60,7 @@ impl Cli {
     pub fn run(&self) -> Result<(), CommandError> {
         let global = &self.global;
         global.check_device()?;
-        if !matches!(self.command, Command::Ledger(_) | Command::Rules(_)) {
+        if !matches!(self.command, Command::Ledger(_) | Command::Options(_) | Command::Rules(_)) {
             global.start_threads()?;
         }
         match &self.command {
@@ -68,6 +70,7 @@ impl Cli {
             Command::Generate(args) => generate::run(args, global),
             Command::Export(args) => export::run(args, global),
             Command::Ledger(args) => ledger::run(args, global),
+            Command::Options(args) => options::run(args, global),
             Command::Rules(args) => rules::run(args, global),
             Command::Demo(args) => demo::run(args, global),
             Command::Bench(args) => bench::run(args, global),

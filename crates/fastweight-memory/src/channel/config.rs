@@ -1,6 +1,7 @@
 //! Any channel mixer's configuration, as recipes write it.
 
 use burn::tensor::Device;
+use schemars::JsonSchema;
 use serde::de::Deserializer;
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +19,8 @@ pub const MOST_HIDDEN: usize = 1 << 24;
 /// Which channel mixer a layer has, and its options.
 ///
 /// Written as a name, `"swiglu"`, or as a table with its `kind` and options.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(transform = choice::or_name)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum ChannelMixerConfig {
     /// `swiglu`: a gated map on each token.

@@ -3,6 +3,7 @@
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ChannelState, MOST_VOCAB, Rwkv7ChannelMix, Rwkv7ChannelMixConfig, SwiGlu, SwiGluConfig};
@@ -12,7 +13,7 @@ use crate::{LayerContext, MemoryError, Shared, StateSize};
 const NAME: &str = DeepEmbedConfig::NAME;
 
 /// Which map [`DeepEmbed`] scales.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Inside {
     /// `swiglu`.
@@ -24,7 +25,7 @@ pub enum Inside {
 }
 
 /// Configuration of [`DeepEmbed`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeepEmbedConfig {
     /// The map that is scaled.

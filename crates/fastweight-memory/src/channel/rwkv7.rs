@@ -5,6 +5,7 @@ use burn::nn::Linear;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::ChannelState;
@@ -14,7 +15,7 @@ use crate::token_shift::token_shift;
 use crate::{LayerContext, MemoryError, State, StateSize, linear};
 
 /// Configuration of [`Rwkv7ChannelMix`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rwkv7ChannelMixConfig {}
 

@@ -4,6 +4,7 @@ use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ChannelState, MOST_VOCAB, Rwkv7ChannelMix, Rwkv7ChannelMixConfig};
@@ -18,7 +19,7 @@ const NAME: &str = Rwkv7DeepEmbedConfig::NAME;
 const MOST_RANK: usize = 1024;
 
 /// Configuration of [`Rwkv7DeepEmbed`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rwkv7DeepEmbedConfig {
     /// Rows and columns of a token's matrix.

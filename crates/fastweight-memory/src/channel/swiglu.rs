@@ -5,12 +5,13 @@ use burn::nn::Linear;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::OpError;
 use fastweight_ops::activation::swiglu;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{LayerContext, MemoryError, StateSize, linear};
 
 /// Configuration of [`SwiGlu`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SwiGluConfig {}
 

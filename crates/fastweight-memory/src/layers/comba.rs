@@ -7,6 +7,7 @@ use burn::tensor::{Device, Tensor};
 use fastweight_ops::activation::log_gate;
 use fastweight_ops::comba::{comba, comba_step};
 use fastweight_ops::{Offsets, OpError, SequenceOptions};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::delta_net::read_delta;
@@ -20,7 +21,7 @@ use crate::{ConvState, LayerContext, MemoryError, RmsNorm, StateSize};
 const NAME: &str = CombaConfig::NAME;
 
 /// Configuration of [`Comba`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CombaConfig {
     /// Width of the short convolution on q, k and v; 0 for none.

@@ -6,7 +6,7 @@ use fastweight_ops::deep_memory::{DeepMemory, DeepNorm, DeepState, DeepTokens, R
 use fastweight_ops::{Offsets, OpError, Path};
 
 use super::STATE_ELEMENT;
-use crate::context::{MOST_WINDOW, setting_error, validate_conv};
+use crate::context::{MOST_WINDOW, setting_error, validate_conv, validate_rate};
 use crate::init::placeholder;
 use crate::projection::{QkvSizes, check_sequence, merge_heads};
 use crate::{ConvState, DeepMemoryState, LayerContext, MemoryError, State, StateSize};
@@ -54,10 +54,7 @@ impl DeepOptions {
         }
         self.validate_memory()?;
         let (setting, rate) = self.rate;
-        if !(rate > 0.0 && rate.is_finite()) {
-            return Err(setting_error(self.layer, setting, rate, "a number above 0, such as 0.1"));
-        }
-        Ok(())
+        validate_rate(self.layer, setting, rate, "0.1")
     }
 
     /// Whether the state has a third set of weights: momentum, or the gradients gathered in a mini-batch.

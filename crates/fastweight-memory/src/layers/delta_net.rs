@@ -6,6 +6,7 @@ use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::delta::{delta_rule, delta_rule_step};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, matrix_size, sequence_options, zero_matrix};
@@ -18,7 +19,7 @@ use crate::{ConvState, LayerContext, MatrixState, MemoryError, RmsNorm, State, S
 const NAME: &str = DeltaNetConfig::NAME;
 
 /// Configuration of [`DeltaNet`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeltaNetConfig {
     /// Width of the short convolution on q, k and v; 0 for none.

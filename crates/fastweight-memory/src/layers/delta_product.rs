@@ -7,6 +7,7 @@ use burn::tensor::{Device, Tensor};
 use fastweight_ops::activation::log_gate;
 use fastweight_ops::delta_product::{delta_product, delta_product_step};
 use fastweight_ops::{Offsets, OpError, SequenceOptions};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::matrix::{MatrixLayer, matrix_layer};
@@ -22,7 +23,7 @@ const NAME: &str = DeltaProductConfig::NAME;
 const MOST_STEPS: usize = 64;
 
 /// Configuration of [`DeltaProduct`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeltaProductConfig {
     /// Width of the short convolution on q, k and v; 0 for none.
@@ -32,7 +33,7 @@ pub struct DeltaProductConfig {
     /// Write strengths in (0, 2) instead of (0, 1): the state transition may have negative eigenvalues, and two steps
     /// may turn the memory.
     pub allow_negative_eigenvalues: bool,
-    /// Whether the memory decays once a token, as in [`GatedDeltaNet`](super::GatedDeltaNet).
+    /// Whether the memory decays once a token, as in `gated_delta_net`.
     pub gated: bool,
 }
 

@@ -6,6 +6,7 @@ use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::deep_memory::{DeepMemory, DeepTokens, InnerLoss};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::LayerConfig;
@@ -14,7 +15,7 @@ use crate::projection::{Heads, Projection, Qkv, QkvSizes, linear};
 use crate::{ConvState, LayerContext, MemoryError, RmsNorm, StateSize};
 
 /// Configuration of [`Dla`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DlaConfig {
     /// Width of the short convolution on q, k and v; 0 for none.

@@ -5,6 +5,7 @@ use burn::nn::Linear;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::normalised_linear::{normalised_linear_attention, normalised_linear_attention_step};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, STATE_ELEMENT, matrix_size, sequence_options, zero_matrix};
@@ -18,7 +19,7 @@ use crate::{ConvState, LayerContext, MatrixState, MemoryError, NormalisedState, 
 const NAME: &str = Elu1LinearAttentionConfig::NAME;
 
 /// Configuration of [`Elu1LinearAttention`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Elu1LinearAttentionConfig {
     /// Width of the short convolution on q, k and v; 0 for none.

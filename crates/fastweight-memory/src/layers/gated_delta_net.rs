@@ -6,6 +6,7 @@ use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::activation::log_gate;
 use fastweight_ops::delta::{delta_rule, delta_rule_step};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::delta_net::read_delta;
@@ -20,7 +21,7 @@ use crate::{ConvState, LayerContext, MatrixState, MemoryError, RmsNorm, State, S
 const NAME: &str = GatedDeltaNetConfig::NAME;
 
 /// Configuration of [`GatedDeltaNet`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct GatedDeltaNetConfig {
     /// Width of the short convolution on q, k and v; 0 for none.

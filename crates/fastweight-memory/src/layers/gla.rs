@@ -6,6 +6,7 @@ use burn::tensor::activation::log_sigmoid;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::gla::{gated_linear_attention, gated_linear_attention_step};
 use fastweight_ops::{Offsets, OpError, SequenceOptions};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::matrix::{MatrixLayer, matrix_layer};
@@ -21,7 +22,7 @@ const NAME: &str = GatedLinearAttentionConfig::NAME;
 const GATE_DIVISOR: f64 = 16.0;
 
 /// Configuration of [`GatedLinearAttention`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct GatedLinearAttentionConfig {
     /// Width of the short convolution on q, k and v, which SiLU follows; 0 for none (and no SiLU).

@@ -6,6 +6,7 @@ use burn::tensor::activation::{log_sigmoid, sigmoid, silu};
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::gla::{gated_linear_attention, gated_linear_attention_step};
 use fastweight_ops::{Offsets, OpError, SequenceOptions};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::matrix::{MatrixLayer, matrix_layer};
@@ -17,7 +18,7 @@ use crate::{ConvState, LayerContext, MemoryError, RmsNorm, StateSize};
 const NAME: &str = Hgrn2Config::NAME;
 
 /// Configuration of [`Hgrn2`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Hgrn2Config {
     /// Width of the short convolution on the queries, forget gates and values; 0 for none.

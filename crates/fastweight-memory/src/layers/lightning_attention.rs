@@ -6,6 +6,7 @@ use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::linear::{LinearGate, linear_attention, linear_attention_step};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, decay_tensor, matrix_size, sequence_options, zero_matrix};
@@ -18,7 +19,7 @@ use crate::{ConvState, LayerContext, MatrixState, MemoryError, RmsNorm, State, S
 const NAME: &str = LightningAttentionConfig::NAME;
 
 /// Configuration of [`LightningAttention`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LightningAttentionConfig {
     /// Width of the short convolution on q, k and v; 0 for none.

@@ -5,6 +5,7 @@ use burn::nn::Linear;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::linear::{LinearGate, linear_attention, linear_attention_step};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, matrix_size, sequence_options, zero_matrix};
@@ -17,7 +18,7 @@ use crate::{ConvState, LayerContext, MatrixState, MemoryError, RmsNorm, State, S
 const NAME: &str = LinearAttentionConfig::NAME;
 
 /// Configuration of [`LinearAttention`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LinearAttentionConfig {
     /// RMS normalisation of each head's reading; without it readings grow with the number of tokens.

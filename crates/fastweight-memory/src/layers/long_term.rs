@@ -6,6 +6,7 @@ use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::deep_memory::{DeepState, deep_memory_read};
 use fastweight_ops::{Offsets, OpError};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::deep::{DeepLayer, DeepOptions};
@@ -20,7 +21,7 @@ const MOST_PERSISTENT: usize = 1 << 16;
 const MOST_SEGMENT: usize = 1 << 24;
 
 /// What a long-term memory is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryKind {
     /// A matrix a head, as in `titans`.
@@ -31,7 +32,7 @@ pub enum MemoryKind {
 }
 
 /// Options of the long-term memory inside `titans_mac`, `titans_mag` and `titans_mal`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct LongTermConfig {
     /// `"mlp"` or `"matrix"`.

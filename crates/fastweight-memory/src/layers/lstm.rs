@@ -6,6 +6,7 @@ use burn::tensor::activation::{sigmoid, tanh};
 use burn::tensor::module::linear as affine;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, STATE_ELEMENT};
@@ -18,7 +19,7 @@ use crate::{LayerContext, LstmState, MemoryError, State, StateSize};
 const NAME: &str = LstmConfig::NAME;
 
 /// Configuration of [`Lstm`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LstmConfig {
     /// Cells; the value channels of all heads when absent.

@@ -6,6 +6,7 @@ use burn::tensor::activation::{silu, softplus};
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::linear::{LinearGate, linear_attention, linear_attention_step};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, matrix_size, sequence_options, zero_matrix};
@@ -19,7 +20,7 @@ use crate::{ConvState, LayerContext, MatrixState, MemoryError, RmsNorm, State, S
 const NAME: &str = Mamba2Config::NAME;
 
 /// Configuration of [`Mamba2`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Mamba2Config {
     /// Width of the short convolution on q, k and v; 0 for none.

@@ -1,5 +1,6 @@
 //! Memora: the squared loss under KL retention.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::LayerConfig;
@@ -10,7 +11,7 @@ use crate::rule::{Bias, Retention, Rule};
 /// Configuration of Memora (Behrouz et al. 2025, 2504.13173, section 5.3), a [`MirasMemory`](super::MirasMemory) with
 /// `W_t = softmax(alpha log W_{t-1} - eta grad 1/2 |M(k) - v|^2)`, over the inputs of each output: every column of a weight is
 /// positive with sum one.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct MemoraConfig {
     /// What the layers of Miras share.

@@ -5,11 +5,12 @@ use burn::nn::Linear;
 use burn::tensor::activation::{log_sigmoid, sigmoid};
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rule::start_state;
 use super::{Layer, STATE_ELEMENT, step_as_sequence};
-use crate::context::{MOST_HEAD_CHANNELS, setting_error, validate_conv};
+use crate::context::{MOST_HEAD_CHANNELS, setting_error, validate_conv, validate_rate};
 use crate::init::placeholder;
 use crate::projection::{
     Heads, LowRankLinear, Projection, Qkv, QkvSizes, check_sequence, linear, merge_heads, split_heads,
@@ -25,7 +26,7 @@ const THRESHOLD_SHIFT: f64 = 0.541_324_854_612_918_1;
 const LEAST_THRESHOLD: f64 = 1e-6;
 
 /// Options of the layers of Miras; in recipes they stand beside the layer's own.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct MirasOptions {
     /// The memory: `mlp`, `M(x) = x + W2^T silu(W1^T x)`, or `matrix`, `M(x) = S^T x`.
@@ -83,12 +84,7 @@ impl Miras<'_> {
             let expected = format!("head_dim = {}: an MLP memory maps keys to as many values", ctx.head_dim);
             return Err(setting_error(self.name, "value_dim", ctx.value_dim, expected));
         }
-        match self.options.rate_max {
-            Some(rate) if !(rate > 0.0 && rate.is_finite()) => {
-                Err(setting_error(self.name, "rate_max", rate, "a number above 0"))
-            }
-            _ => Ok(()),
-        }
+        self.options.rate_max.map_or(Ok(()), |rate| validate_rate(self.name, "rate_max", rate, "0.1"))
     }
 
     fn qkv(&self, ctx: &LayerContext) -> QkvSizes {

@@ -6,10 +6,11 @@ use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::deep_memory::{DeepMemory, DeepNorm, DeepState, DeepTokens, deep_memory};
 use fastweight_ops::{Offsets, Path};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, STATE_ELEMENT, step_as_sequence};
-use crate::context::{MOST_WINDOW, setting_error, validate_conv};
+use crate::context::{MOST_WINDOW, setting_error, validate_conv, validate_rate};
 use crate::init::placeholder;
 use crate::projection::{Heads, Projection, Qkv, QkvSizes, check_sequence, linear, merge_heads};
 use crate::state::rows;
@@ -24,7 +25,7 @@ const FORGET_SHIFT: f64 = 4.0;
 const MOST_MEMORIES: usize = 256;
 
 /// Configuration of [`MixtureOfMemories`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MixtureOfMemoriesConfig {
     /// Width of the short convolution on q, k and v; 0 for none.
@@ -150,9 +151,7 @@ impl LayerConfig for MixtureOfMemoriesConfig {
             let expected = format!("at least 1 (16 is usual) and at most {MOST_WINDOW}");
             return Err(setting_error(NAME, "chunk", self.chunk, expected));
         }
-        if !(self.eta_max > 0.0 && self.eta_max.is_finite()) {
-            return Err(setting_error(NAME, "eta_max", self.eta_max, "a number above 0, such as 1"));
-        }
+        validate_rate(NAME, "eta_max", self.eta_max, "1")?;
         if self.add_key && ctx.value_dim != ctx.head_dim {
             let expected = format!("head_dim = {}: keys are added to readings", ctx.head_dim);
             return Err(setting_error(NAME, "value_dim", ctx.value_dim, expected));

@@ -1,5 +1,6 @@
 //! Moneta: the `l_p` loss under an `l_q` norm.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::LayerConfig;
@@ -9,7 +10,7 @@ use crate::rule::{Bias, Retention, Rule};
 
 /// Configuration of Moneta (Behrouz et al. 2025, 2504.13173, section 5.3), a [`MirasMemory`](super::MirasMemory) with
 /// `A_t = alpha A_{t-1} - eta grad sum |M(k) - v|^p` and `W_t = A_t / |A_t|_q^(q-2)`, the norm that of all entries of a weight.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct MonetaConfig {
     /// What the layers of Miras share.
@@ -19,9 +20,9 @@ pub struct MonetaConfig {
     pub p: f64,
     /// Exponent of the norm, above 1.
     pub q: f64,
-    /// Smooths the loss's gradient at zero ([`Rule::smooth`]).
+    /// Smooths the loss's gradient at zero: `tanh(10 e)` for the sign, `sqrt(e^2 + 1e-6)` for the absolute value.
     pub smooth: bool,
-    /// Reads the memory through the mirror map of `1/2 |W|_q^2` ([`Rule::mirror`]), which makes a step the minimiser of an
+    /// Reads the memory through the mirror map of `1/2 |W|_q^2`, which makes a step the minimiser of an
     /// objective, in place of the printed rule.
     pub mirror: bool,
 }

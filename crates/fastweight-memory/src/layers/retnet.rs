@@ -5,6 +5,7 @@ use burn::nn::Linear;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::linear::{LinearGate, linear_attention, linear_attention_step};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -19,7 +20,7 @@ use crate::{ConvState, LayerContext, MatrixState, MemoryError, RmsNorm, RotarySt
 const NAME: &str = RetNetConfig::NAME;
 
 /// Configuration of [`RetNet`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RetNetConfig {
     /// Rotary positions on queries and keys.

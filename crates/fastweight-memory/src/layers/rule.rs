@@ -6,10 +6,11 @@ use burn::tensor::activation::{log_softmax, sigmoid};
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::activation::log_gate;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, STATE_ELEMENT, step_as_sequence};
-use crate::context::{setting_error, validate_conv};
+use crate::context::{setting_error, validate_conv, validate_rate};
 use crate::init::placeholder;
 use crate::projection::{Heads, Projection, Qkv, QkvSizes, check_sequence, linear, merge_heads, split_heads};
 use crate::rule::{Bias, Gate, Memory, Retention, Rule, RuleState, RunOptions, Tokens, run};
@@ -18,7 +19,7 @@ use crate::{ConvState, LayerContext, MemoryError, RmsNorm, RuleMemoryState, Stat
 const NAME: &str = RuleConfig::NAME;
 
 /// Configuration of [`RuleMemory`]: the four choices of a [`Rule`] and its numbers, and the layer around it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct RuleConfig {
     /// The rule; in recipes its fields stand beside the others.
@@ -121,12 +122,7 @@ impl LayerConfig for RuleConfig {
                 format!("head_dim = {}: a vector or MLP memory maps keys to as many values", ctx.head_dim);
             return Err(setting_error(NAME, "value_dim", ctx.value_dim, expected));
         }
-        match self.rate_max {
-            Some(rate) if !(rate > 0.0 && rate.is_finite()) => {
-                Err(setting_error(NAME, "rate_max", rate, "a number above 0"))
-            }
-            _ => Ok(()),
-        }
+        self.rate_max.map_or(Ok(()), |rate| validate_rate(NAME, "rate_max", rate, "0.1"))
     }
 
     fn build(&self, ctx: &LayerContext, device: &Device) -> Result<RuleMemory, MemoryError> {

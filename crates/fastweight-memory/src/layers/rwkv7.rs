@@ -7,6 +7,7 @@ use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::dplr::{dplr, dplr_step};
 use fastweight_ops::norm::l2_normalise;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, STATE_ELEMENT, sequence_options};
@@ -35,7 +36,7 @@ const MOST_VOCAB: usize = 1 << 31;
 const MOST_RANK: usize = 1 << 16;
 
 /// Configuration of [`Rwkv7`]. Ranks that are absent follow from the width as in RWKV-LM.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rwkv7Config {
     /// Rank of the map to the decays; `max(32, 1.8 sqrt(width))` in steps of 32 when absent.

@@ -3,6 +3,7 @@
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::dea::{Dea, DeaSizes};
@@ -20,7 +21,7 @@ const MOST_VOCAB: usize = 1 << 24;
 const MOST_CHANNELS: usize = 1 << 16;
 
 /// Configuration of [`Rwkv7Dea`]; the options of the time mix are those of [`Rwkv7Config`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rwkv7DeaConfig {
     /// Rank of the map to the decays.

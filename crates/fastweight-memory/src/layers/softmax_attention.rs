@@ -5,6 +5,7 @@ use burn::nn::Linear;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::softmax::{SoftmaxOptions, softmax_attention};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, STATE_ELEMENT, rotate_pair, step_as_sequence};
@@ -15,7 +16,7 @@ use crate::{KvState, LayerContext, MemoryError, State, StateSize};
 const NAME: &str = SoftmaxAttentionConfig::NAME;
 
 /// Configuration of [`SoftmaxAttention`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SoftmaxAttentionConfig {
     /// Tokens a token sees, itself included; all earlier ones when absent.

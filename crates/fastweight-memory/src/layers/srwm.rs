@@ -5,6 +5,7 @@ use burn::nn::Linear;
 use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{Device, Tensor, TensorData};
 use fastweight_ops::Offsets;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, STATE_ELEMENT};
@@ -19,7 +20,7 @@ const NAME: &str = SrwmConfig::NAME;
 const BLOCKS: usize = 4;
 
 /// Configuration of [`Srwm`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SrwmConfig {}
 

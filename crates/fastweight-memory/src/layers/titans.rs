@@ -6,11 +6,12 @@ use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::titans::{titans_memory, titans_memory_step};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::deep::validate_shift;
 use super::{Layer, LayerConfig, STATE_ELEMENT, matrix_size, sequence_options, zero_matrix};
-use crate::context::{setting_error, validate_conv};
+use crate::context::{validate_conv, validate_rate};
 use crate::projection::{
     Heads, Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads, merge_token, token,
 };
@@ -22,7 +23,7 @@ const NAME: &str = TitansConfig::NAME;
 const SCALE: Option<f32> = Some(1.0);
 
 /// Configuration of [`Titans`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TitansConfig {
     /// Width of the short convolution on q, k and v; 0 for none.
@@ -77,10 +78,7 @@ impl TitansConfig {
         ctx.validate(layer)?;
         validate_shift(layer, self.forget_shift)?;
         validate_conv(layer, self.conv_width)?;
-        if !(self.theta_max > 0.0 && self.theta_max.is_finite()) {
-            return Err(setting_error(layer, "theta_max", self.theta_max, "a number above 0, such as 1"));
-        }
-        Ok(())
+        validate_rate(layer, "theta_max", self.theta_max, "1")
     }
 
     fn qkv(&self, ctx: &LayerContext) -> QkvSizes {

@@ -7,6 +7,7 @@ use burn::nn::Linear;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::norm::l2_normalise;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::deep::{check_weights, layer_shape};
@@ -21,7 +22,7 @@ use crate::{KvState, LayerContext, MemoryError, SegmentState, State, StateSize};
 const NAME: &str = TitansMacConfig::NAME;
 
 /// Configuration of [`TitansMac`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TitansMacConfig {
     /// The memory; in recipes its options stand beside the others.

@@ -3,6 +3,7 @@
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::long_term::{GatedJoin, LongTermConfig, LongTermMemory, validate_span};
@@ -14,7 +15,7 @@ use crate::{KvState, LayerContext, MemoryAttentionState, MemoryError, State, Sta
 const NAME: &str = TitansMagConfig::NAME;
 
 /// Configuration of [`TitansMag`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TitansMagConfig {
     /// The memory; in recipes its options stand beside the others.

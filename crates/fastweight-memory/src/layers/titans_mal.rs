@@ -3,6 +3,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::long_term::{LongTermConfig, LongTermMemory, validate_span};
@@ -16,7 +17,7 @@ use crate::{LayerContext, MemoryAttentionState, MemoryError, RmsNorm, State, Sta
 const NAME: &str = TitansMalConfig::NAME;
 
 /// Configuration of [`TitansMal`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TitansMalConfig {
     /// The memory; in recipes its options stand beside the others.

@@ -6,10 +6,11 @@ use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
 use fastweight_ops::ttt::{TttOptions, TttState, ttt_linear, ttt_linear_step};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, STATE_ELEMENT, sequence_options};
-use crate::context::{MOST_WINDOW, setting_error, validate_conv};
+use crate::context::{MOST_WINDOW, setting_error, validate_conv, validate_rate};
 use crate::init::placeholder;
 use crate::projection::{
     Heads, Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads, merge_token, token,
@@ -19,7 +20,7 @@ use crate::{ConvState, LayerContext, MemoryError, RmsNorm, State, StateSize, Ttt
 const NAME: &str = TttLinearConfig::NAME;
 
 /// Configuration of [`TttLinear`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TttLinearConfig {
     /// Width of the short convolution on q, k and v; 0 for none.
@@ -97,10 +98,7 @@ impl LayerConfig for TttLinearConfig {
             let expected = format!("at least 1 (16 is usual) and at most {MOST_WINDOW}");
             return Err(setting_error(NAME, "mini_batch", self.mini_batch, expected));
         }
-        if !(self.eta_base > 0.0 && self.eta_base.is_finite()) {
-            return Err(setting_error(NAME, "eta_base", self.eta_base, "a number above 0, such as 1"));
-        }
-        Ok(())
+        validate_rate(NAME, "eta_base", self.eta_base, "1")
     }
 
     fn build(&self, ctx: &LayerContext, device: &Device) -> Result<TttLinear, MemoryError> {

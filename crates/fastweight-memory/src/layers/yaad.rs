@@ -1,5 +1,6 @@
 //! Yaad: the Huber loss with a threshold a token.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::LayerConfig;
@@ -10,7 +11,7 @@ use crate::rule::{Bias, Retention, Rule};
 /// Configuration of Yaad (Behrouz et al. 2025, 2504.13173, section 5.3), a [`MirasMemory`](super::MirasMemory) with
 /// `W_t = alpha W_{t-1} - eta grad 1/2 |e|^2` where the error `e = M(k) - v` is no longer than the token's threshold
 /// `delta_t`, beyond it with `grad` multiplied by `delta_t / |e|`.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct YaadConfig {
     /// What the layers of Miras share.

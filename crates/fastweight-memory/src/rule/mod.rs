@@ -33,6 +33,7 @@ mod state;
 mod step;
 mod tokenwise;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::MemoryError;
@@ -54,7 +55,7 @@ pub const MOST_CHUNK: usize = 1 << 20;
 pub const MOST_EXPANSION: usize = 64;
 
 /// What the memory is, and how it is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Memory {
     /// A vector `s [K]`, one weight a channel (a diagonal memory): `M(x) = s * x`, so V = K.
@@ -66,7 +67,7 @@ pub enum Memory {
 }
 
 /// The attentional bias: the inner loss of one key and value, with `y = M(k)` and `e = y - v`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Bias {
     /// `-<y, v>`.
@@ -80,7 +81,7 @@ pub enum Bias {
 }
 
 /// What a write keeps of the memory before it. Every retention with a decay takes the token's log gate `g <= 0`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Retention {
     /// `1/2 |W - W_{t-1}|^2`.
@@ -102,7 +103,7 @@ pub enum Retention {
 }
 
 /// How a write lowers the loss.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Learner {
     /// One step along the gradient with the token's rate: the loss is linearised.
@@ -116,7 +117,7 @@ pub enum Learner {
 }
 
 /// Where the learner takes its gradient.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GradientAt {
     /// At the memory of the chunk's start; with chunk 1 the memory before the token (Titans, Miras).
@@ -127,7 +128,7 @@ pub enum GradientAt {
 }
 
 /// A memory rule: four choices and their numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Rule {
     /// What the memory is.

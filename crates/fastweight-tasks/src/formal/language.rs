@@ -1,5 +1,6 @@
 //! The languages: their symbols, and the answer after every symbol.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::TaskError;
@@ -7,7 +8,7 @@ use crate::names::closest;
 use crate::stream::Stream;
 
 /// A formal language whose membership a model tracks, step by step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Language {
     /// Bits whose number of ones is odd. Every bit is drawn with equal chances; the answer after each is whether

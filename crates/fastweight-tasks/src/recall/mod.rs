@@ -20,6 +20,7 @@ pub use presets::{by_name, names};
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::stream::{Purpose, Stream};
@@ -29,7 +30,7 @@ use crate::{IGNORE, Tally, TaskError, TokenBatch, score};
 const TASK: &str = "recall";
 
 /// What stands where nothing is written or asked.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Filler {
     /// Random tokens of the whole vocabulary, the row's keys left out.

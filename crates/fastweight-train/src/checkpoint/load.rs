@@ -117,8 +117,12 @@ pub fn newest(run: &Path) -> Result<(Checkpoint, Vec<String>), CheckpointError> 
     let folder = run.to_path_buf();
     Err(match skipped.into_iter().next() {
         Some(CheckpointError::Broken { file, reason }) => {
-            let newest = format!("{} {reason}", file.display());
-            CheckpointError::AllBroken { folder, newest }
+            let broken = format!("{} {reason}", file.display());
+            if is_export(run) {
+                CheckpointError::BrokenExport { folder, broken }
+            } else {
+                CheckpointError::AllBroken { folder, newest: broken }
+            }
         }
         Some(other) => other,
         None if !run.exists() => CheckpointError::Missing { folder },
@@ -128,6 +132,11 @@ pub fn newest(run: &Path) -> Result<(Checkpoint, Vec<String>), CheckpointError> 
         }
         None => CheckpointError::NotARun { folder },
     })
+}
+
+/// Whether the checkpoints of `run` were written by an export: a training writes its recipe before them.
+pub(crate) fn is_export(run: &Path) -> bool {
+    !run.join(RECIPE).is_file() && !list(run).is_empty()
 }
 
 impl Checkpoint {

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::TensorData;
 use safetensors::tensor::{Dtype, TensorView};
 
+pub(crate) use load::is_export;
 pub use load::{Checkpoint, load, newest, peek};
 pub(crate) use state::crc32;
 pub use state::{FileEntry, RunState, VERSION};
@@ -70,6 +71,14 @@ pub enum CheckpointError {
         folder: PathBuf,
         /// What is wrong with the newest.
         newest: String,
+    },
+    /// The checkpoint of an export is broken.
+    #[error("the export in {} cannot be used: {broken}; write it again with `fastweight export`", folder.display())]
+    BrokenExport {
+        /// The folder of the export.
+        folder: PathBuf,
+        /// What is wrong with it.
+        broken: String,
     },
     /// A file is missing, cut short or changed.
     #[error("the checkpoint file {} {reason}; use an older checkpoint of the run, or train again", file.display())]

@@ -1,5 +1,6 @@
 //! Changes to a recipe: what a task says otherwise, what a quick run makes smaller, another seed.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::parse::closest;
@@ -7,7 +8,7 @@ use super::{ModelRecipe, Recipe, TaskKind, TaskRecipe, TrainRecipe, Warmup, some
 use crate::error::TrainError;
 
 /// What a task changes in `[train]`: a key that is absent keeps the shared value.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainChanges {
     /// Budget in optimizer steps; any of the three budgets replaces the shared one.
@@ -80,8 +81,8 @@ impl TrainChanges {
     }
 }
 
-/// `[compare.quick]` and each task's `[tasks.quick]`: changes a quick run makes to a recipe.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+/// What `--quick` changes in a recipe; a task's own changes come after the shared ones.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct QuickRecipe {
     /// Replaces the budget.

@@ -11,6 +11,7 @@ mod validate;
 
 use fastweight_memory::{ChannelMixerConfig, MixerConfig, NormKind};
 use fastweight_models::HaltingConfig;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use changes::{QuickRecipe, TrainChanges};
@@ -41,26 +42,39 @@ pub struct Recipe {
     pub changes: Vec<String>,
 }
 
-/// A recipe's file.
-#[derive(Debug, Deserialize)]
+/// A recipe of Fastweight: what to learn, how to train, and which models.
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(title = "Recipe")]
 struct RecipeFile {
+    /// Title in progress and reports; the file's name when absent.
     #[serde(default)]
     name: String,
+    /// What the models learn.
     task: Option<TaskRecipe>,
+    /// Several tasks, in place of `task`.
     #[serde(default)]
     tasks: Vec<TaskRecipe>,
+    /// How the models are trained; required.
     train: Option<TrainRecipe>,
+    /// The model, or what all of `models` share.
     #[serde(default)]
     model: ModelRecipe,
+    /// The models to compare.
     #[serde(default)]
     models: Vec<ModelRecipe>,
+    /// How they are compared.
     #[serde(default)]
     compare: CompareRecipe,
 }
 
-/// The `[train]` section.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// The JSON Schema of a recipe's file, for editors and for listing what a recipe can hold.
+pub fn schema() -> serde_json::Value {
+    schemars::schema_for!(RecipeFile).to_value()
+}
+
+/// How the models are trained: AdamW with a linear warm-up and a cosine.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TrainRecipe {
     /// Budget in optimizer steps. Exactly one of `steps`, `tokens` and `seconds` is given.
@@ -91,7 +105,7 @@ pub struct TrainRecipe {
     /// AdamW's decay rates of the first and second moment.
     #[serde(default = "default_betas", deserialize_with = "two_numbers")]
     pub betas: [f32; 2],
-    /// Factor on the load-balance losses of layers that route tokens.
+    /// Factor on the load-balance losses of layers that route tokens; 0.01 when absent.
     #[serde(default = "default_balance", skip_serializing_if = "is_default_balance")]
     pub balance: f64,
     /// Steps between evaluations; 0 evaluates at the end only.
@@ -115,7 +129,7 @@ pub struct TrainRecipe {
 }
 
 /// Length of the learning rate's linear warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected a number of steps such as 50, or a fraction such as 0.1")]
 pub enum Warmup {
     /// Optimizer steps.
@@ -130,17 +144,15 @@ impl Default for Warmup {
     }
 }
 
-/// `[model]` and each of `[[models]]`: a preset's name, a whole description, or a preset with changes.
-///
-/// The vocabulary comes from the task.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+/// A preset's name, a whole description, or a preset with changes. The vocabulary comes from the task.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ModelRecipe {
     /// Name in tables and plots.
     pub name: Option<String>,
     /// Peak learning rate of this model, in place of the shared one.
     pub learning_rate: Option<f64>,
-    /// A named preset to start from.
+    /// A preset to start from: a family and a size, such as `gated_delta_net-small`.
     pub preset: Option<String>,
     /// Model width.
     pub width: Option<usize>,
@@ -148,16 +160,16 @@ pub struct ModelRecipe {
     pub layers: Option<usize>,
     /// Heads of each mixer.
     pub heads: Option<usize>,
-    /// Key size of a head.
+    /// Key size of a head; `width / heads` when absent.
     pub head_dim: Option<usize>,
-    /// Value size of a head.
+    /// Value size of a head; as `head_dim` when absent.
     pub value_dim: Option<usize>,
     /// Mixers, repeated over the layers.
     pub mixers: Option<Vec<MixerConfig>>,
     /// Channel mixers, repeated over the layers; SwiGLU when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channel_mixers: Option<Vec<ChannelMixerConfig>>,
-    /// Hidden width of the channel mixers.
+    /// Hidden width of the channel mixers; each kind has its own when absent.
     pub mlp_hidden: Option<usize>,
     /// Times that the blocks are applied; once when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -165,20 +177,20 @@ pub struct ModelRecipe {
     /// When tokens stop before the last round; never when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub halting: Option<HaltingConfig>,
-    /// Whether the head shares the embedding's weights.
+    /// Whether the head shares the embedding's weights; not when absent.
     pub tied: Option<bool>,
     /// Kind of the norms: `rms` or `layer`; RMS when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm: Option<NormKind>,
-    /// Whether the embeddings pass a norm before the first block.
+    /// Whether the embeddings pass a norm before the first block; not when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_norm: Option<bool>,
-    /// Epsilon of the norms.
+    /// Epsilon of the norms; 1e-5 when absent.
     pub norm_eps: Option<f64>,
 }
 
 /// What is held equal between compared models.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MatchBy {
     /// The same number of training tokens.
@@ -187,8 +199,8 @@ pub enum MatchBy {
     Seconds,
 }
 
-/// The `[compare]` section.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// How several models are compared.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CompareRecipe {
     /// Adjust each model's MLP width until its parameter count is within 5% of the first model's.

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use fastweight_memory::names;
+
 use super::place::{Fault, located};
 use super::{Recipe, RecipeFile};
 use crate::error::TrainError;
@@ -103,7 +105,7 @@ impl Recipe {
     /// The text is not TOML or not a valid recipe; the error holds line and column.
     pub fn parse(text: &str) -> Result<Recipe, RecipeError> {
         let file: RecipeFile = toml::from_str(text).map_err(|error| {
-            let message = error.message().to_string();
+            let message = names::types_in_words(error.message());
             let help = suggestion(&message);
             located(text, error.span().map(|span| span.start), message, help)
         })?;

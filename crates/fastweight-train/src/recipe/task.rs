@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use fastweight_tasks::formal::{FormalConfig, Language};
 use fastweight_tasks::recall::{Filler, RecallConfig};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ModelRecipe, QuickRecipe, TrainChanges};
 
 /// The kind of a task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskKind {
     /// Multi-query associative recall.
@@ -31,14 +32,14 @@ impl TaskKind {
     }
 }
 
-/// `[task]` and each of `[[tasks]]`. Options that do not belong to `kind` are errors.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// What the models learn. Options that do not belong to `kind` are errors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TaskRecipe {
     /// Name in tables and results; the kind or language when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// `recall`, `formal_language` or `text`.
+    /// What kind of task.
     pub kind: TaskKind,
     /// Recall: number of token ids.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -49,22 +50,22 @@ pub struct TaskRecipe {
     /// Recall: key-value pairs in a sequence, at most a quarter of `length`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pairs: Option<usize>,
-    /// Recall: exponent of the power law that places queries.
+    /// Recall: exponent of the power law that places queries; 0.01 when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power: Option<f64>,
-    /// Recall: what stands where nothing is written or asked, `random` or `zero`.
+    /// Recall: what stands where nothing is written or asked, `random` when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filler: Option<Filler>,
     /// Formal language: which one, such as `parity`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub language: Option<Language>,
-    /// Formal language: symbols of the shortest training strings.
+    /// Formal language: symbols of the shortest training strings; 2 when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shortest: Option<usize>,
-    /// Formal language: symbols of the longest training strings; scores reach to twice as many.
+    /// Formal language: symbols of the longest training strings; 50 when absent. Scores reach to twice as many.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest: Option<usize>,
-    /// Formal language: different training strings.
+    /// Formal language: different training strings; 10,000 when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strings: Option<usize>,
     /// Text: a UTF-8 file or a folder of them; may be given at the command instead.
@@ -76,7 +77,7 @@ pub struct TaskRecipe {
     /// Text: tokens in a training window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<usize>,
-    /// Text: fraction of the text, at its end, that is held out for evaluation.
+    /// Text: fraction of the text, at its end, that is held out for evaluation; 0.05 when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_out: Option<f64>,
     /// What this task changes in `[train]`.

@@ -5,7 +5,7 @@ use fastweight_models::ModelError;
 use fastweight_tasks::TaskError;
 
 use super::place::Fault;
-use super::{MatchBy, ModelRecipe, QuickRecipe, Recipe, TaskKind, TrainRecipe, Warmup};
+use super::{MatchBy, ModelRecipe, QuickRecipe, Recipe, TaskKind, TrainRecipe, Warmup, is_default_balance};
 
 /// Largest budgets; anything above is a slip.
 const MOST_STEPS: usize = 1_000_000_000;
@@ -91,7 +91,19 @@ impl Recipe {
                 "the shared learning rate belongs in [train]; a model's own one in its [[models]] entry";
             return Err(Fault::new("model", "learning_rate", message));
         }
-        self.validate_models()
+        self.validate_models()?;
+        self.validate_balance()
+    }
+
+    /// Refuses a factor on load-balance losses where no model has one.
+    fn validate_balance(&self) -> Result<(), Fault> {
+        let models = || self.resolve(self.assumed_vocab()).unwrap_or_default();
+        if is_default_balance(&self.train.balance) || models().iter().any(|model| model.config.routes()) {
+            return Ok(());
+        }
+        let message = "no model has a layer that routes tokens, such as mixture_of_memories, and so no load-balance \
+                       loss; leave `balance` out";
+        Err(Fault::new("train", "balance", message))
     }
 
     fn validate_models(&self) -> Result<(), Fault> {

@@ -30,7 +30,7 @@ and for a formal language \"bins\", its scores at the training lengths and beyon
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub struct Args {
-    /// Recipe, a TOML file
+    /// Recipe, a TOML file (`fastweight options` lists what it can hold)
     recipe: PathBuf,
     /// Make the changes of the recipe's [compare.quick]: a short run that shows that everything works
     #[arg(long)]

@@ -10,5 +10,6 @@ mod footprint;
 pub mod generate;
 pub mod ledger;
 mod limits;
+pub mod options;
 pub mod rules;
 pub mod train;

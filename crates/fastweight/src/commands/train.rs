@@ -29,7 +29,7 @@ With --json every evaluation is one line, the final one with \"final\": true, th
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub struct Args {
-    /// Recipe, a TOML file; of several models the first is trained
+    /// Recipe, a TOML file (`fastweight options` lists what it can hold); of several models the first is trained
     recipe: PathBuf,
     /// Task of a recipe with several [default: the first]
     #[arg(long, value_name = "NAME")]

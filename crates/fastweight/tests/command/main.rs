@@ -6,6 +6,7 @@ mod errors;
 mod export;
 mod generate;
 mod help;
+mod options;
 mod recipes;
 mod rules;
 mod support;

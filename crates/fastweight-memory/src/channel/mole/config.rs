@@ -1,6 +1,7 @@
 //! Options of lookup experts.
 
 use burn::tensor::Device;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ExpertNetworks, ExpertTables, Experts, Mole};
@@ -14,7 +15,7 @@ const NAME: &str = MoleConfig::NAME;
 const MOST_EXPERTS: usize = 4096;
 
 /// Configuration of [`Mole`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MoleConfig {
     /// Experts, all of them active at every token.
