@@ -75,7 +75,8 @@ fn the_schema_has_every_layer_with_the_options_and_defaults_that_recipes_take() 
     let mixers = choice("MixerConfig");
     let mut names: Vec<&str> = mixers.iter().map(|(name, _)| name.as_str()).collect();
     let mut known = MixerConfig::NAMES.to_vec();
-    (names.sort_unstable(), known.sort_unstable());
+    names.sort_unstable();
+    known.sort_unstable();
     assert_eq!(names, known);
     for (name, table) in mixers {
         assert_eq!(
