@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use super::delta_net::read_delta;
 use super::matrix::{MatrixLayer, matrix_layer};
 use super::{LayerConfig, matrix_size};
-use crate::context::validate_conv;
 use crate::init::placeholder;
 use crate::projection::{Heads, Projection, Qkv, QkvSizes, linear};
 use crate::{ConvState, LayerContext, MemoryError, RmsNorm, StateSize};
@@ -83,11 +82,6 @@ impl LayerConfig for CombaConfig {
 
     fn conv_width(&self) -> usize {
         self.conv_width
-    }
-
-    fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
-        ctx.validate(NAME)?;
-        validate_conv(NAME, self.conv_width)
     }
 
     fn build(&self, ctx: &LayerContext, device: &Device) -> Result<Comba, MemoryError> {

@@ -9,7 +9,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, STATE_ELEMENT, matrix_size, sequence_options, zero_matrix};
-use crate::context::validate_conv;
 use crate::projection::{
     Heads, Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads, merge_token, token,
 };
@@ -56,11 +55,6 @@ impl LayerConfig for Elu1LinearAttentionConfig {
 
     fn conv_width(&self) -> usize {
         self.conv_width
-    }
-
-    fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
-        ctx.validate(NAME)?;
-        validate_conv(NAME, self.conv_width)
     }
 
     fn build(&self, ctx: &LayerContext, device: &Device) -> Result<Elu1LinearAttention, MemoryError> {

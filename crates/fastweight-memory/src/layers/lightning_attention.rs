@@ -10,7 +10,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, decay_tensor, matrix_size, sequence_options, zero_matrix};
-use crate::context::validate_conv;
 use crate::projection::{
     Heads, Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads, merge_token, token,
 };
@@ -68,11 +67,6 @@ impl LayerConfig for LightningAttentionConfig {
 
     fn conv_width(&self) -> usize {
         self.conv_width
-    }
-
-    fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
-        ctx.validate(NAME)?;
-        validate_conv(NAME, self.conv_width)
     }
 
     fn build(&self, ctx: &LayerContext, device: &Device) -> Result<LightningAttention, MemoryError> {

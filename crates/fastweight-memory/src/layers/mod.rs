@@ -83,6 +83,7 @@ use fastweight_ops::{Offsets, OpError, SequenceOptions};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::context::validate_conv;
 use crate::init::initialise;
 use crate::projection::{QkvSizes, check_token};
 use crate::{LayerContext, MatrixState, MemoryError, MixerState, Shared, State, StateSize};
@@ -108,7 +109,10 @@ pub trait LayerConfig: Clone + Default + Serialize + DeserializeOwned {
     ///
     /// # Errors
     /// [`MemoryError::Setting`] names the setting and what to change.
-    fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError>;
+    fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
+        ctx.validate(Self::NAME)?;
+        validate_conv(Self::NAME, self.conv_width())
+    }
 
     /// The layer with all parameters zero, to be initialised or loaded.
     ///

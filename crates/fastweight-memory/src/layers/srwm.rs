@@ -54,10 +54,6 @@ impl LayerConfig for SrwmConfig {
     const NAME: &'static str = "srwm";
     type Layer = Srwm;
 
-    fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
-        ctx.validate(NAME)
-    }
-
     fn build(&self, ctx: &LayerContext, device: &Device) -> Result<Srwm, MemoryError> {
         self.validate(ctx)?;
         Ok(Srwm {
