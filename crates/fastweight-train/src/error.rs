@@ -79,9 +79,9 @@ pub enum TrainError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The folder for an export holds something else.
-    #[error("{} {reason}; choose another folder for the export", path.display())]
-    ExportFolder {
+    /// The folder holds something of another kind than what is to be written there.
+    #[error("{} {reason}; choose another folder", path.display())]
+    ForeignFolder {
         /// The folder.
         path: PathBuf,
         /// What is wrong with it.
@@ -136,7 +136,7 @@ impl TrainError {
             | TrainError::ShortText { .. }
             | TrainError::Argument { .. }
             | TrainError::Folder { .. }
-            | TrainError::ExportFolder { .. } => true,
+            | TrainError::ForeignFolder { .. } => true,
         }
     }
 }

@@ -82,5 +82,5 @@ fn refuse_other(out: &Path, state: &RunState) -> Result<(), TrainError> {
 }
 
 fn refused(out: &Path, reason: &str) -> TrainError {
-    TrainError::ExportFolder { path: out.to_path_buf(), reason: reason.into() }
+    TrainError::ForeignFolder { path: out.to_path_buf(), reason: reason.into() }
 }

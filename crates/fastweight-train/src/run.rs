@@ -11,6 +11,7 @@ use fastweight_tasks::TaskError;
 use fastweight_tasks::text::{HELD_OUT, Tokenizer};
 
 use crate::checkpoint::{self, CHECKPOINTS, Checkpoint, CheckpointError, RunState, STATE};
+use crate::compare::RESULTS;
 use crate::error::TrainError;
 use crate::files::{self, FolderLock};
 use crate::progress::{Event, Progress};
@@ -82,6 +83,10 @@ pub fn train(
     let folder = &options.folder;
     files::create_folder(folder)?;
     let _lock = FolderLock::take(folder)?;
+    if folder.join(RESULTS).is_file() {
+        let reason = "holds the results of a comparison".into();
+        return Err(TrainError::ForeignFolder { path: folder.clone(), reason });
+    }
     if options.restart {
         remove_checkpoints(folder)?;
     }
@@ -94,7 +99,16 @@ pub fn train(
     files::write_whole(&folder.join(RECIPE), recipe.annotated_source().as_bytes())?;
 
     let (name, metric, parameters) = (recipe.task.name(), task.metric(), model.parameters);
-    on_event(Event::Started { model: &model.name, task: name, metric, seed, parameters, index: 0, count: 1 });
+    on_event(Event::Started {
+        model: &model.name,
+        task: name,
+        metric,
+        seed,
+        parameters,
+        index: 0,
+        count: 1,
+        fraction: trainer.fraction(),
+    });
     let every = recipe.train.checkpoint_every;
     let score = trainer.run(&mut |trainer, moment| {
         match moment {

@@ -85,8 +85,11 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
         let mut line = json!({
             "model": loaded.state.name, "seed": loaded.state.seed, "step": loaded.state.step,
             "metric": score.metric, "score": score.score, "loss": score.loss, "scored_tokens": score.scored,
-            "by_pairs": by_pairs, "checkpoint": loaded.folder,
+            "checkpoint": loaded.folder,
         });
+        if !by_pairs.is_empty() {
+            line["by_pairs"] = json!(by_pairs);
+        }
         if let Some(bins) = score.bins {
             (line["bins"], line["by_length"]) = (json!(bins), json!(by_length));
         }
