@@ -82,10 +82,27 @@ impl TextTask {
     ) -> Result<Self, TaskError> {
         let dataset = TextDataset::new(source, &tokenizer, held_out)?;
         dataset.require_context(context)?;
-        let text = source.text().as_bytes();
-        let fingerprint = format!("{} bytes, crc32 {}", text.len(), crc32(text));
-        Ok(Self { dataset, tokenizer, context, fingerprint })
+        Ok(Self { dataset, tokenizer, context, fingerprint: fingerprint(source) })
     }
+
+    /// A text that is scored as a whole and not trained on, for a model of `context` tokens.
+    ///
+    /// # Errors
+    /// Those of [`TextDataset::held_out`].
+    pub fn scored_whole(
+        source: &TextSource,
+        tokenizer: Tokenizer,
+        context: usize,
+    ) -> Result<Self, TaskError> {
+        let dataset = TextDataset::held_out(source, &tokenizer, context)?;
+        Ok(Self { dataset, tokenizer, context, fingerprint: fingerprint(source) })
+    }
+}
+
+/// Identifies a text by its content.
+pub(crate) fn fingerprint(source: &TextSource) -> String {
+    let text = source.text().as_bytes();
+    format!("{} bytes, crc32 {}", text.len(), crc32(text))
 }
 
 impl Task {
@@ -185,6 +202,17 @@ impl Task {
         match self {
             Task::Recall(_) | Task::Formal(_) => None,
             Task::Text(text) => Some(&text.tokenizer),
+        }
+    }
+
+    /// What a reader of its scores should know.
+    pub fn caution(&self) -> Option<&'static str> {
+        match self {
+            Task::Text(text) if !text.dataset.is_exact() => Some(
+                "the tokenizer does not give the text back as it was (it has one token for all unknown words, or drops case or \
+                 spaces): what it drops costs no bits, so bits per byte are too low to compare with others",
+            ),
+            _ => None,
         }
     }
 

@@ -109,9 +109,9 @@ pub fn compare(
     }
     let mut results = Results::open(&options.folder, options.restart)?;
     let (mut notes, mut diverged) = (Vec::new(), Vec::new());
-    for (part, _, models) in &parts {
-        let about = fairness(part, models);
-        notes.extend(about.into_iter().map(|note| match parts.len() {
+    for (part, task, models) in &parts {
+        let about = fairness(part, models).into_iter().chain(task.caution().map(str::to_owned));
+        notes.extend(about.map(|note| match parts.len() {
             1 => note,
             _ => format!("{}: {note}", part.task.name()),
         }));

@@ -20,8 +20,8 @@ use crate::values::whole;
 
 const EXAMPLE: &str = "\
 Recall is scored by accuracy on rows the model was not trained on, a formal language by the share of
-strings with no wrong answer, beyond the training length and at it, and text by bits per byte of the
-part of the text that is held out.
+strings with no wrong answer, beyond the training length and at it, and text by bits per byte: of the
+part of the training text that was held out, or of the whole of another text.
 
 Example:
   fastweight eval runs/bible
@@ -66,6 +66,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
             args.run.display()
         )));
     }
+    task.caution().iter().for_each(progress::note);
     let name = args.run.display().to_string();
     limits::check_trained(&name, loaded.model.config(), footprint::scoring(&task))?;
     let (batches, pairs_batches) = match task {
@@ -87,6 +88,9 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
             "metric": score.metric, "score": score.score, "loss": score.loss, "scored_tokens": score.scored,
             "checkpoint": loaded.folder,
         });
+        if let Some(part) = scored_part(&task) {
+            line["part"] = part.into();
+        }
         if !by_pairs.is_empty() {
             line["by_pairs"] = json!(by_pairs);
         }
@@ -96,13 +100,18 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
         return output::json(&line);
     }
     output::line(format_args!(
-        "{}, seed {}, step {}: {} {:.4} over {}",
+        "{}, seed {}, step {}: {} {:.4} over {}{}",
         loaded.state.name,
         loaded.state.seed,
         loaded.state.step,
         score.metric.name(),
         score.score,
-        output::count(score.scored, "token")
+        output::count(score.scored, "token"),
+        match scored_part(&task) {
+            Some("whole") => ", the whole text",
+            Some(_) => ", the held-out part of the text",
+            None => "",
+        },
     ))?;
     for (pairs, accuracy) in by_pairs {
         output::line(format_args!("{:>12}: {accuracy:.4}", output::count(pairs, "pair")))?;
@@ -151,6 +160,15 @@ fn task(args: &Args, loaded: &Loaded, global: &Global) -> Result<Task, CommandEr
     refuse_data(&[kind], data)?;
     refuse_kind(args, loaded, kind)?;
     Ok(task)
+}
+
+/// Which part of a text is scored: what was held out in training, or a whole other text.
+fn scored_part(task: &Task) -> Option<&'static str> {
+    match task {
+        Task::Text(text) if text.dataset.train_tokens().is_empty() => Some("whole"),
+        Task::Text(_) => Some("held_out"),
+        Task::Recall(_) | Task::Formal(_) => None,
+    }
 }
 
 /// Refuses a task of another kind than the one the model was trained on: its token ids mean something else.
