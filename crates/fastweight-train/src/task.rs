@@ -5,7 +5,7 @@ use std::path::Path;
 use fastweight_tasks::formal::{self, FormalConfig};
 use fastweight_tasks::recall::{self, RecallConfig};
 use fastweight_tasks::text::{HELD_OUT, TextDataset, TextSource, Tokenizer};
-use fastweight_tasks::{TaskError, TokenBatch};
+use fastweight_tasks::{IGNORE, TaskError, TokenBatch};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::crc32;
@@ -221,6 +221,23 @@ impl Task {
         match self {
             Task::Recall(_) | Task::Formal(_) => "generated".into(),
             Task::Text(text) => text.fingerprint.clone(),
+        }
+    }
+
+    /// `rows` sequences of the kind that models are trained on, other ones than in a training with this seed; of a text that
+    /// is scored as a whole, its first.
+    ///
+    /// # Errors
+    /// `rows` is zero.
+    pub(crate) fn sample(&self, seed: u64, rows: usize) -> Result<TokenBatch, TaskError> {
+        match self {
+            Task::Text(text) if text.dataset.train_tokens().is_empty() => {
+                let windows = text.dataset.held_out_tokens().chunks_exact(text.context).take(rows);
+                let tokens: Vec<u32> = windows.flatten().copied().collect();
+                let (batch, time) = (tokens.len() / text.context, text.context);
+                Ok(TokenBatch { targets: vec![IGNORE; tokens.len()], tokens, batch, time, documents: None })
+            }
+            _ => self.train_batch(seed, u64::from(u32::MAX), rows),
         }
     }
 

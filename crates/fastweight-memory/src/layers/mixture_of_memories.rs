@@ -227,7 +227,7 @@ impl Layer for MixtureOfMemories {
         let DeepMemoryState { change, conv } =
             state.unwrap_or_else(|| self.zero_state(sequences, &x.device()));
         let routes = self.route(x.clone());
-        shared.balance.push(routes.load().balance);
+        shared.loads.push(routes.load());
 
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
         let Heads { q, k, v, conv } = qkv.unit(x.clone(), conv, offsets, self.ctx.heads, self.ctx.heads)?;

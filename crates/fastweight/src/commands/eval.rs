@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use fastweight::tasks::formal::{FormalConfig, Language};
 use fastweight::tasks::recall;
 use fastweight::train::Task;
-use fastweight::train::evaluate;
+use fastweight::train::evaluate::{self, LayerLoad, Routing};
 use fastweight::train::recipe::{TaskKind, TaskRecipe};
 use fastweight::train::run::{self, Loaded};
 use serde_json::json;
@@ -21,7 +21,9 @@ use crate::values::whole;
 const EXAMPLE: &str = "\
 Recall is scored by accuracy on rows the model was not trained on, a formal language by the share of
 strings with no wrong answer, beyond the training length and at it, and text by bits per byte: of the
-part of the training text that was held out, or of the whole of another text.
+part of the training text that was held out, or of the whole of another text. Of a mixture of memories
+it shows the share of the tokens that each memory gets and the load balance (1: all are as busy), of a
+model with halting the mean rounds of a token.
 
 Example:
   fastweight eval runs/bible
@@ -80,6 +82,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let by_pairs =
         evaluate::recall_by_pairs(&loaded.model, &task, pairs_batches).map_err(CommandError::train)?;
     let by_length = evaluate::by_length(&loaded.model, &task).map_err(CommandError::train)?;
+    let routing = evaluate::routing(&loaded.model, &task).map_err(CommandError::train)?;
     progress.finish();
 
     if global.json {
@@ -90,6 +93,9 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
         });
         if let Some(part) = scored_part(&task) {
             line["part"] = part.into();
+        }
+        if let Some(routing) = &routing {
+            (line["loads"], line["mean_rounds"]) = (json!(routing.loads), json!(routing.mean_rounds));
         }
         if !by_pairs.is_empty() {
             line["by_pairs"] = json!(by_pairs);
@@ -127,6 +133,17 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
             part.steps,
             output::count(part.tested, "string")
         ))?;
+    }
+    let Some(Routing { loads, mean_rounds }) = routing else { return Ok(()) };
+    for LayerLoad { layer, share, balance } in loads {
+        let shares: Vec<String> = share.iter().map(|share| format!("{:.0}%", 100.0 * share)).collect();
+        output::line(format_args!(
+            "layer {layer}: share of the tokens in each memory {}, load balance {balance:.3}",
+            shares.join(" ")
+        ))?;
+    }
+    if let Some(rounds) = mean_rounds {
+        output::line(format_args!("rounds a token: {rounds:.2} of {}", loaded.model.config().rounds))?;
     }
     Ok(())
 }
