@@ -4,9 +4,9 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use fastweight_ops::Offsets;
 
-use crate::layers::{MemoryLoad,
+use crate::layers::{
     Comba, DeltaNet, DeltaProduct, Dla, Elu1LinearAttention, GatedDeltaNet, GatedLinearAttention, Hgrn2,
-    KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Lstm, Mamba2, MirasMemory,
+    KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Lstm, Mamba2, MemoryLoad, MirasMemory,
     MixtureOfMemories, RetNet, RuleMemory, Rwkv7, Rwkv7Dea, SoftmaxAttention, Srwm, Titans, TitansMac,
     TitansMag, TitansMal, TitansMlp, TttLinear, TttMlp,
 };

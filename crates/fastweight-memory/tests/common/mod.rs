@@ -122,7 +122,7 @@ pub fn shared(x: &Tensor<3>) -> Shared {
         tokens: Some(tokens),
         residual: Some(x.clone() * 1.5),
         vectors: Some(vectors),
-        balance: Vec::new(),
+        loads: Vec::new(),
     }
 }
 
