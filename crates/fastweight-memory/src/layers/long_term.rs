@@ -48,13 +48,24 @@ pub struct LongTermConfig {
     pub chunk: usize,
     /// Taken from the forgetting before its sigmoid; when absent 8 for an MLP and 4 for a matrix.
     pub forget_shift: Option<f32>,
+    /// Whether every output of an MLP's weights has gates of its own, instead of every head.
+    pub channel_gates: bool,
 }
 
 impl Default for LongTermConfig {
     fn default() -> Self {
         let TitansMlpConfig { conv_width, depth, expansion, chunk, .. } = TitansMlpConfig::default();
         let memory = MemoryKind::default();
-        Self { memory, conv_width, theta_max: None, depth, expansion, chunk, forget_shift: None }
+        Self {
+            memory,
+            conv_width,
+            theta_max: None,
+            depth,
+            expansion,
+            chunk,
+            forget_shift: None,
+            channel_gates: false,
+        }
     }
 }
 
@@ -70,8 +81,9 @@ impl LongTermConfig {
 
     fn mlp(&self) -> TitansMlpConfig {
         let usual = TitansMlpConfig::default();
-        let Self { conv_width, depth, expansion, chunk, .. } = *self;
+        let Self { conv_width, depth, expansion, chunk, channel_gates, .. } = *self;
         TitansMlpConfig {
+            channel_gates,
             conv_width,
             depth,
             expansion,
@@ -99,6 +111,10 @@ impl LongTermConfig {
                         let expected = "left out: it belongs to memory = \"mlp\"";
                         return Err(setting_error(layer, setting, value, expected));
                     }
+                }
+                if self.channel_gates {
+                    let expected = "left out: it belongs to memory = \"mlp\"";
+                    return Err(setting_error(layer, "channel_gates", true, expected));
                 }
                 self.matrix().validate_inside(layer, ctx)
             }

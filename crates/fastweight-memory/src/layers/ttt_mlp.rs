@@ -5,7 +5,7 @@ use burn::nn::Linear;
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
-use fastweight_ops::deep_memory::{DeepMemory, DeepTokens, RateOf};
+use fastweight_ops::deep_memory::{DeepGate, DeepMemory, DeepTokens, RateOf};
 use serde::{Deserialize, Serialize};
 
 use super::LayerConfig;
@@ -83,6 +83,7 @@ impl TttMlpConfig {
             momentum: false,
             chunk: "mini_batch",
             rate: ("eta_base", self.eta_base),
+            channel_gates: false,
         }
     }
 }
@@ -141,7 +142,18 @@ impl TttMlp {
         let eta = sigmoid(self.eta.forward(x.clone())) * self.config.eta_base;
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
         let Heads { q, k, v, conv } = qkv.unit(x, conv, offsets, self.ctx.heads, self.ctx.heads)?;
-        Ok((DeepTokens { q, k, v, rate: Some(eta), momentum: None, decay: None, threshold: None }, conv))
+        Ok((
+            DeepTokens {
+                q,
+                k,
+                v,
+                rate: Some(DeepGate::Heads(eta)),
+                momentum: None,
+                decay: None,
+                threshold: None,
+            },
+            conv,
+        ))
     }
 }
 
