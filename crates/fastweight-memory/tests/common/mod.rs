@@ -79,6 +79,7 @@ pub fn mixers() -> Vec<(&'static str, MixerConfig)> {
         "kind = 'titans_mac'\nsegment = 6\npersistent = 3\nconv_width = 3",
         "kind = 'titans_mac'\nmemory = 'matrix'\nsegment = 2\npersistent = 0\nconv_width = 0\nrope = false",
         "kind = 'titans_mac'\nsegment = 40\npersistent = 1\nchunk = 5\nexpansion = 2\nconv_width = 2",
+        "kind = 'titans_mac'\nchannel_gates = true\nsegment = 40\npersistent = 1\nexpansion = 2",
         "kind = 'titans_mag'\nwindow = 5\npersistent = 3",
         "kind = 'titans_mag'\nmemory = 'matrix'\nwindow = 1\npersistent = 2\nrope = false",
         "kind = 'titans_mag'\nmemory = 'matrix'\nwindow = 40\npersistent = 0\nconv_width = 0",
