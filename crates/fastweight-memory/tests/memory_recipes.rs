@@ -111,6 +111,10 @@ fn sizes_that_do_not_fit_say_what_to_change() {
             "chunk is 4, expected left out: it belongs to memory = \"mlp\"",
         ),
         (
+            check("kind = 'titans_mag'\nmemory = 'matrix'\nchannel_gates = true", ctx()),
+            "channel_gates is true, expected left out: it belongs to memory = \"mlp\"",
+        ),
+        (
             check("kind = 'titans_mac'\nmemory = 'matrix'\ntheta_max = 0.0", ctx()),
             "titans_mac: theta_max is 0",
         ),
@@ -143,6 +147,22 @@ fn sizes_that_do_not_fit_say_what_to_change() {
     let config = DlaConfig { forget_shift: f32::NAN, ..DlaConfig::default() };
     let message = config.validate(&ctx()).unwrap_err().to_string();
     assert!(message.contains("dla: forget_shift is NaN"), "{message}");
+}
+
+/// A map of 24 numbers to a gate for each of 2 heads' 4 * 12 hidden and 12 value channels, in place of one a head.
+#[test]
+fn channel_gates_are_counted() {
+    let ctx = LayerContext::new(24, 2);
+    for kind in ["titans_mlp", "titans_mac", "titans_mag", "titans_mal"] {
+        let [heads, channels] = [false, true].map(|gates| -> MixerConfig {
+            toml::from_str(&format!("kind = '{kind}'\nchannel_gates = {gates}")).unwrap()
+        });
+        let more = channels.parameter_count(&ctx) - heads.parameter_count(&ctx);
+        assert_eq!(more, 3 * 24 * 2 * (4 * 12 + 12 - 1), "{kind}");
+        assert_eq!(channels.state_size(&ctx, 9), heads.state_size(&ctx, 9), "{kind}");
+        let [heads, channels] = [heads, channels].map(|mixer| mixer.deep_training_bytes(&ctx).unwrap());
+        assert_eq!(channels - heads, 2 * (4 * 12 + 12) * 16 * 4, "{kind}");
+    }
 }
 
 #[test]

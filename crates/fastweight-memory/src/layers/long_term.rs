@@ -49,7 +49,7 @@ pub struct LongTermConfig {
     pub chunk: usize,
     /// Taken from the forgetting before its sigmoid; when absent 8 for an MLP and 4 for a matrix.
     pub forget_shift: Option<f32>,
-    /// Rate, momentum and forgetting for each output of the memory instead of for each head.
+    /// Whether every output of the memory's weights has a rate, a momentum and a forgetting of its own, instead of every head.
     pub channel_gates: bool,
 }
 
@@ -83,8 +83,9 @@ impl LongTermConfig {
 
     fn mlp(&self) -> TitansMlpConfig {
         let usual = TitansMlpConfig::default();
-        let Self { conv_width, depth, expansion, chunk, .. } = *self;
+        let Self { conv_width, depth, expansion, chunk, channel_gates, .. } = *self;
         TitansMlpConfig {
+            channel_gates,
             conv_width,
             depth,
             expansion,
@@ -112,6 +113,10 @@ impl LongTermConfig {
                         let expected = "left out: it belongs to memory = \"mlp\"";
                         return Err(setting_error(layer, setting, value, expected));
                     }
+                }
+                if self.channel_gates {
+                    let expected = "left out: it belongs to memory = \"mlp\"";
+                    return Err(setting_error(layer, "channel_gates", true, expected));
                 }
                 self.matrix().validate_inside(layer, ctx)
             }
