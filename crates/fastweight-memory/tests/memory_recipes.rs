@@ -111,10 +111,6 @@ fn sizes_that_do_not_fit_say_what_to_change() {
             "chunk is 4, expected left out: it belongs to memory = \"mlp\"",
         ),
         (
-            check("kind = 'titans_mag'\nmemory = 'matrix'\nchannel_gates = true", ctx()),
-            "channel_gates is true, expected left out: it belongs to memory = \"mlp\"",
-        ),
-        (
             check("kind = 'titans_mac'\nmemory = 'matrix'\ntheta_max = 0.0", ctx()),
             "titans_mac: theta_max is 0",
         ),

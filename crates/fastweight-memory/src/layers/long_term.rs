@@ -114,10 +114,6 @@ impl LongTermConfig {
                         return Err(setting_error(layer, setting, value, expected));
                     }
                 }
-                if self.channel_gates {
-                    let expected = "left out: it belongs to memory = \"mlp\"";
-                    return Err(setting_error(layer, "channel_gates", true, expected));
-                }
                 self.matrix().validate_inside(layer, ctx)
             }
         }
