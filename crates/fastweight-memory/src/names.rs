@@ -118,40 +118,4 @@ mod tests {
         assert_eq!(closest("xyz", known), None);
         assert!(unknown("mixer", "xyz", &known).contains("delta_net, gated_delta_net, retnet"));
     }
-
-    #[test]
-    fn a_message_has_no_types_of_this_language() {
-        for (theirs, ours) in [
-            (
-                "invalid value: integer `-1`, expected usize",
-                "found `-1`, expected a whole number of 0 or more",
-            ),
-            ("invalid type: string \"x, y\", expected f64", "found the text \"x, y\", expected a number"),
-            ("invalid type: floating point `3.5`, expected a boolean", "found `3.5`, expected true or false"),
-            (
-                "invalid type: string \"x\", expected a sequence",
-                "found the text \"x\", expected a list, such as [\"x\"]",
-            ),
-            ("invalid type: integer `3`, expected a sequence", "found `3`, expected a list, such as [3]"),
-            ("invalid type: map, expected a sequence", "found a table, expected a list"),
-            ("invalid type: sequence, expected struct TaskRecipe", "found a list, expected a table"),
-            ("invalid length 3, expected two numbers", "found a list of 3, expected two numbers"),
-            ("unknown variant `x`, expected `y` or `z`", "unknown name `x`, expected `y` or `z`"),
-            ("unknown field `usize`, expected `y`", "unknown key `usize`, expected `y`"),
-            ("missing field `kind`", "`kind` is missing"),
-            (
-                "invalid type: null, expected a map at line 1 column 2",
-                "found nothing, expected a table at line 1 column 2",
-            ),
-        ] {
-            assert_eq!(types_in_words(theirs), ours);
-        }
-        for other in [
-            "expected usize",
-            "a number, expected usize",
-            "string values must be quoted, expected literal string",
-        ] {
-            assert_eq!(types_in_words(other), other);
-        }
-    }
 }
