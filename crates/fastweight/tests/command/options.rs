@@ -199,9 +199,19 @@ fn with_key(definition: &str, key: &str, value: &str) -> String {
     }
 }
 
-/// Every key of a section or option of a layer: where it stands, its name, its schema, and a recipe with a value of it.
-fn keys(schema: &Value) -> Vec<(String, String, Value, Box<dyn Fn(&str) -> String>)> {
-    let mut keys: Vec<(String, String, Value, Box<dyn Fn(&str) -> String>)> = Vec::new();
+/// A key of a section, or an option of a layer.
+struct Key {
+    /// The section or layer it stands in.
+    place: String,
+    name: String,
+    schema: Value,
+    /// A recipe with a value of it.
+    recipe: Box<dyn Fn(&str) -> String>,
+}
+
+/// Every key of the sections and layers.
+fn keys(schema: &Value) -> Vec<Key> {
+    let mut keys = Vec::new();
     let sections = [
         "",
         "TaskRecipe",
@@ -214,21 +224,21 @@ fn keys(schema: &Value) -> Vec<(String, String, Value, Box<dyn Fn(&str) -> Strin
     ];
     for section in sections {
         let part = if section.is_empty() { schema } else { &schema["$defs"][section] };
-        for (key, option) in part["properties"].as_object().unwrap() {
-            let name = key.clone();
-            let recipe = move |value: &str| with_key(section, &name, value);
-            keys.push((section.into(), key.clone(), option.clone(), Box::new(recipe)));
+        for (name, option) in part["properties"].as_object().unwrap() {
+            let key = name.clone();
+            let recipe = Box::new(move |value: &str| with_key(section, &key, value));
+            keys.push(Key { place: section.into(), name: name.clone(), schema: option.clone(), recipe });
         }
     }
     for (definition, list) in [("MixerConfig", "mixers"), ("ChannelMixerConfig", "channel_mixers")] {
         for options in tables(schema, definition) {
             let layer = options["kind"]["const"].as_str().unwrap().to_owned();
-            for (key, option) in options.iter().filter(|(key, _)| *key != "kind") {
-                let (kind, name) = (layer.clone(), key.clone());
-                let recipe = move |value: &str| {
-                    with_key("ModelRecipe", list, &format!("[{{ kind = \"{kind}\", {name} = {value} }}]"))
-                };
-                keys.push((layer.clone(), key.clone(), option.clone(), Box::new(recipe)));
+            for (name, option) in options.iter().filter(|(name, _)| *name != "kind") {
+                let (kind, key) = (layer.clone(), name.clone());
+                let recipe = Box::new(move |value: &str| {
+                    with_key("ModelRecipe", list, &format!("[{{ kind = \"{kind}\", {key} = {value} }}]"))
+                });
+                keys.push(Key { place: layer.clone(), name: name.clone(), schema: option.clone(), recipe });
             }
         }
     }
@@ -239,7 +249,7 @@ fn keys(schema: &Value) -> Vec<(String, String, Value, Box<dyn Fn(&str) -> Strin
 fn a_number_outside_the_range_in_the_schema_is_refused() {
     let schema = &run(&["options", "--json"]).ok().json()[0];
     let mut seen = 0;
-    for (place, key, option, recipe) in keys(schema) {
+    for Key { place, name: key, schema: option, recipe } in keys(schema) {
         let whole = option["format"].as_str().is_some_and(|format| format.starts_with("uint"));
         for bound in ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"] {
             let Some(limit) = option.get(bound).and_then(Value::as_f64) else { continue };
@@ -289,7 +299,7 @@ fn no_message_about_a_wrong_value_speaks_of_types_of_this_language() {
     let schema = &run(&["options", "--json"]).ok().json()[0];
     let values = ["true", "-1", "3.5", "\"x\"", "[]", "[\"x\"]", "[true]", "{}", "{ a = 1 }", "1979-05-27"];
     let mut refused = 0;
-    for (place, key, _, recipe) in keys(schema) {
+    for Key { place, name: key, recipe, .. } in keys(schema) {
         for value in values {
             let Err(error) = Recipe::parse(&recipe(value)) else { continue };
             refused += 1;
