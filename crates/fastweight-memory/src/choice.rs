@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use schemars::Schema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -55,9 +55,19 @@ pub(crate) fn deserialize<'de, T: Choice, D: Deserializer<'de>>(deserializer: D)
     deserializer.deserialize_any(NameOrTable(PhantomData))
 }
 
-/// Adds to the schema of the tables, which differ by their `kind`, that a name alone will do.
+/// The schema of a kind's options in the place where they are used; of options that stand in several structures schemars would
+/// give a reference, beside which a table can neither name nor close its keys.
+pub(crate) fn options<C: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    C::json_schema(generator)
+}
+
+/// Adds to the schema of the tables, which differ by their `kind`, that a name alone will do, and that a table has no other
+/// keys than its own.
 pub(crate) fn or_name(schema: &mut Schema) {
-    let Some(Value::Array(tables)) = schema.remove("oneOf") else { return };
+    let Some(Value::Array(mut tables)) = schema.remove("oneOf") else { return };
+    for table in tables.iter_mut().filter_map(Value::as_object_mut) {
+        table.insert("additionalProperties".into(), false.into());
+    }
     let names: Vec<Value> =
         tables.iter().filter_map(|table| table.pointer("/properties/kind/const").cloned()).collect();
     schema.insert("anyOf".into(), json!([{ "type": "string", "enum": names }, { "oneOf": tables }]));

@@ -66,10 +66,13 @@ pub enum MixerConfig {
     /// `titans_mlp`: a network for a memory, written with momentum.
     TitansMlp(TitansMlpConfig),
     /// `titans_mac`: Titans, memory as a context of attention, segment by segment.
+    #[schemars(schema_with = "choice::options::<TitansMacConfig>")]
     TitansMac(TitansMacConfig),
     /// `titans_mag`: Titans, memory as a gate beside attention in a window.
+    #[schemars(schema_with = "choice::options::<TitansMagConfig>")]
     TitansMag(TitansMagConfig),
     /// `titans_mal`: Titans, memory as a layer below attention in a window.
+    #[schemars(schema_with = "choice::options::<TitansMalConfig>")]
     TitansMal(TitansMalConfig),
     /// `dla`: deep linear attention, a network for a memory with the dot product for a loss.
     Dla(DlaConfig),
@@ -80,12 +83,16 @@ pub enum MixerConfig {
     /// `mixture_of_memories`: a shared memory, and several of which a router gives each token a few.
     MixtureOfMemories(MixtureOfMemoriesConfig),
     /// `moneta`: a memory that learns by the `l_p` loss under an `l_q` norm.
+    #[schemars(schema_with = "choice::options::<MonetaConfig>")]
     Moneta(MonetaConfig),
     /// `yaad`: a memory that learns by the Huber loss with a threshold a token.
+    #[schemars(schema_with = "choice::options::<YaadConfig>")]
     Yaad(YaadConfig),
     /// `memora`: a memory of positive weights under KL retention.
+    #[schemars(schema_with = "choice::options::<MemoraConfig>")]
     Memora(MemoraConfig),
     /// `rule`: any sound rule of the algebra, by its four choices.
+    #[schemars(schema_with = "choice::options::<RuleConfig>")]
     Rule(RuleConfig),
     /// `rwkv7`: the time mix of RWKV-7.
     #[serde(rename = "rwkv7")]
@@ -235,7 +242,7 @@ impl MixerConfig {
             _ => ctx.heads,
         };
         let known = match self {
-            Self::Rule(config) => config.rule.validate().is_ok(),
+            Self::Rule(config) => config.validate_rule().is_ok(),
             Self::DeltaProduct(config) => config.validate_steps().is_ok(),
             Self::GatedLinearAttention(config) => config.validate_rank().is_ok(),
             Self::Rwkv7(config) => config.validate_ranks(self.name(), ctx.width).is_ok(),
@@ -308,12 +315,7 @@ impl Choice for MixerConfig {
             MonetaConfig::NAME => parse(options).map(Self::Moneta),
             YaadConfig::NAME => parse(options).map(Self::Yaad),
             MemoraConfig::NAME => parse(options).map(Self::Memora),
-            RuleConfig::NAME => {
-                parse::<RuleConfig>(options).and_then(|config| match config.rule.validate() {
-                    Ok(()) => Ok(Self::Rule(config)),
-                    Err(error) => Err(error.to_string()),
-                })
-            }
+            RuleConfig::NAME => RuleConfig::read(options).map(Self::Rule),
             _ => return None,
         })
     }

@@ -144,7 +144,7 @@ pub(crate) fn setting_error(
 }
 
 /// Largest rate of an inner step: beyond it no memory stays finite.
-const MOST_RATE: f64 = 1e3;
+pub(crate) const MOST_RATE: f64 = 1e3;
 
 /// Checks the largest rate of a memory's inner steps.
 pub(crate) fn validate_rate(

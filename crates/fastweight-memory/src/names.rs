@@ -19,20 +19,91 @@ pub fn unknown(what: &str, name: &str, known: &[&str]) -> String {
     }
 }
 
-/// A message of a deserializer with the types of this language in words a recipe's author uses: `expected usize` becomes
-/// `expected a whole number of 0 or more`.
+/// A deserializer's message in the words of a recipe's author: `invalid type: string "x", expected usize` becomes
+/// `found the text "x", expected a whole number of 0 or more`.
 pub fn types_in_words(message: &str) -> String {
-    let words = |name: &str| match name {
-        "usize" | "u64" | "u32" => Some("a whole number of 0 or more"),
+    // Of JSON a message ends with its place.
+    match message.rfind(" at line ") {
+        Some(place) => plain_words(&message[..place]) + &message[place..],
+        None => plain_words(message),
+    }
+}
+
+fn plain_words(message: &str) -> String {
+    for (theirs, ours) in [
+        ("unknown field ", "unknown key "),
+        ("unknown variant ", "unknown name "),
+        ("duplicate field ", "duplicate key "),
+    ] {
+        if let Some(rest) = message.strip_prefix(theirs) {
+            return format!("{ours}{rest}");
+        }
+    }
+    if let Some(field) = message.strip_prefix("missing field ") {
+        return format!("{field} is missing");
+    }
+    let Some((found, expected)) = message.rsplit_once(", expected ") else { return message.into() };
+    let (found, example) = if let Some(length) = found.strip_prefix("invalid length ") {
+        (format!("a list of {length}"), None)
+    } else if let Some(("invalid type" | "invalid value", found)) = found.split_once(": ") {
+        found_in_words(found)
+    } else {
+        return message.into();
+    };
+    let expected = expected_in_words(expected);
+    match example {
+        Some(example) if expected == "a list" => {
+            format!("found {found}, expected a list, such as [{example}]")
+        }
+        _ => format!("found {found}, expected {expected}"),
+    }
+}
+
+/// What came, and how it stands in a recipe if it is one value.
+fn found_in_words(found: &str) -> (String, Option<&str>) {
+    for kind in ["boolean ", "integer ", "floating point "] {
+        if let Some(value) = found.strip_prefix(kind) {
+            return (value.to_owned(), Some(value.trim_matches('`')));
+        }
+    }
+    if let Some(text) = found.strip_prefix("string ") {
+        return (format!("the text {text}"), Some(text));
+    }
+    let words = match found {
+        "sequence" => "a list",
+        "map" => "a table",
+        "unit value" | "null" | "Option value" => "nothing",
+        "unit variant" => "a name alone",
+        "newtype variant" | "tuple variant" | "struct variant" => "a table",
+        other => other,
+    };
+    (words.into(), None)
+}
+
+/// What belongs there.
+fn expected_in_words(expected: &str) -> String {
+    let end = expected.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(expected.len());
+    let number = match &expected[..end] {
+        "usize" | "u64" | "u32" | "u16" | "u8" => Some("a whole number of 0 or more"),
+        "isize" | "i64" | "i32" | "i16" | "i8" => Some("a whole number"),
         "f64" | "f32" => Some("a number"),
         _ => None,
     };
-    let Some((before, expected)) = message.split_once("expected ") else { return message.into() };
-    let end = expected.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(expected.len());
-    match words(&expected[..end]) {
-        Some(words) => format!("{before}expected {words}{}", &expected[end..]),
-        None => message.into(),
+    if let Some(words) = number {
+        return format!("{words}{}", &expected[end..]);
     }
+    match expected {
+        "a boolean" => "true or false",
+        "a string" | "str" => "text",
+        "path string" => "a path",
+        "a sequence" => "a list",
+        "a map" => "a table",
+        "string or table" | "variant identifier" => "a name",
+        _ if expected.starts_with("struct ") => "a table",
+        _ if expected.starts_with("enum ") || expected.ends_with(" variant") => "a name",
+        other => other,
+    }
+    .into()
 }
 
 #[cfg(test)]
@@ -46,21 +117,5 @@ mod tests {
         assert_eq!(closest("Gated_DeltaNet", known), Some("gated_delta_net"));
         assert_eq!(closest("xyz", known), None);
         assert!(unknown("mixer", "xyz", &known).contains("delta_net, gated_delta_net, retnet"));
-    }
-
-    #[test]
-    fn a_type_is_named_in_words() {
-        let message = "invalid value: integer `-1`, expected usize at line 1";
-        assert_eq!(
-            types_in_words(message),
-            "invalid value: integer `-1`, expected a whole number of 0 or more at line 1"
-        );
-        assert_eq!(
-            types_in_words("invalid type: string \"x\", expected f64"),
-            "invalid type: string \"x\", expected a number"
-        );
-        for other in ["expected usizes", "expected a boolean", "unknown field `usize`"] {
-            assert_eq!(types_in_words(other), other);
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! Mixers as recipes write them.
 
 use fastweight_memory::layers::{DlaConfig, SoftmaxAttentionConfig};
+use fastweight_memory::names::types_in_words;
 use fastweight_memory::{LayerConfig, LayerContext, MixerConfig};
 use serde::{Deserialize, Serialize};
 
@@ -182,5 +183,38 @@ fn a_size_that_is_refused_is_not_multiplied_out() {
         let ctx = LayerContext::new(24, 2);
         assert_eq!(mixer.parameter_count(&ctx), usize::MAX, "{recipe}");
         assert_eq!(mixer.state_size(&ctx, 1).total(), usize::MAX, "{recipe}");
+    }
+}
+
+#[test]
+fn a_message_has_no_types_of_this_language() {
+    for (theirs, ours) in [
+        ("invalid value: integer `-1`, expected usize", "found `-1`, expected a whole number of 0 or more"),
+        ("invalid type: string \"x, y\", expected f64", "found the text \"x, y\", expected a number"),
+        ("invalid type: floating point `3.5`, expected a boolean", "found `3.5`, expected true or false"),
+        (
+            "invalid type: string \"x\", expected a sequence",
+            "found the text \"x\", expected a list, such as [\"x\"]",
+        ),
+        ("invalid type: integer `3`, expected a sequence", "found `3`, expected a list, such as [3]"),
+        ("invalid type: map, expected a sequence", "found a table, expected a list"),
+        ("invalid type: sequence, expected struct TaskRecipe", "found a list, expected a table"),
+        ("invalid length 3, expected two numbers", "found a list of 3, expected two numbers"),
+        ("unknown variant `x`, expected `y` or `z`", "unknown name `x`, expected `y` or `z`"),
+        ("unknown field `usize`, expected `y`", "unknown key `usize`, expected `y`"),
+        ("missing field `kind`", "`kind` is missing"),
+        (
+            "invalid type: null, expected a map at line 1 column 2",
+            "found nothing, expected a table at line 1 column 2",
+        ),
+    ] {
+        assert_eq!(types_in_words(theirs), ours);
+    }
+    for other in [
+        "expected usize",
+        "a number, expected usize",
+        "string values must be quoted, expected literal string",
+    ] {
+        assert_eq!(types_in_words(other), other);
     }
 }

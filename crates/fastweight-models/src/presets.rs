@@ -100,23 +100,33 @@ pub fn names() -> Vec<String> {
 /// paper's 2048 tokens; a recipe changes it with `mixers` beside the preset.
 ///
 /// # Errors
-/// [`ModelError::Preset`] with the closest name, or with all families and sizes.
+/// [`ModelError::Preset`] with the closest name, with the sizes of a known family, or with all families and sizes.
 pub fn by_name(name: &str) -> Result<ModelConfig, ModelError> {
-    find(name).ok_or_else(|| {
-        let known = names();
-        let message = match names::closest(name, known.iter().map(String::as_str)) {
-            Some(close) => format!("unknown preset {name:?}; did you mean {close:?}?"),
+    find(name).ok_or_else(|| ModelError::Preset(unknown(name)))
+}
+
+/// What is wrong with the name of no preset, and the nearest one.
+fn unknown(name: &str) -> String {
+    let sizes = SIZES.map(|size| size.0);
+    let (family, size) = name.rsplit_once('-').unwrap_or((name, ""));
+    if families().any(|known| known == family) {
+        return match names::closest(size, sizes) {
+            Some(close) => format!("unknown preset {name:?}; did you mean \"{family}-{close}\"?"),
             None => {
-                let families: Vec<_> = families().collect();
-                let sizes: Vec<_> = SIZES.iter().map(|size| size.0).collect();
-                let (families, sizes) = (families.join(", "), sizes.join(", "));
-                format!(
-                    "unknown preset {name:?}; a preset is FAMILY-SIZE with a family of {families} and a size of {sizes}"
-                )
+                let presets = sizes.map(|size| format!("{family}-{size}")).join(", ");
+                format!("unknown preset {name:?}; the presets of {family} are {presets}")
             }
         };
-        ModelError::Preset(message)
-    })
+    }
+    match names::closest(name, self::names().iter().map(String::as_str)) {
+        Some(close) => format!("unknown preset {name:?}; did you mean {close:?}?"),
+        None => {
+            let (families, sizes) = (families().collect::<Vec<_>>().join(", "), sizes.join(", "));
+            format!(
+                "unknown preset {name:?}; a preset is FAMILY-SIZE with a family of {families} and a size of {sizes}"
+            )
+        }
+    }
 }
 
 fn find(name: &str) -> Option<ModelConfig> {

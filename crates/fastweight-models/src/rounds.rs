@@ -15,12 +15,14 @@ use crate::{Embedding, ModelError};
 #[serde(
     default,
     deny_unknown_fields,
-    expecting = "expected a table such as { threshold = 0.99, ponder_cost = 0.01 }, or {} for these numbers"
+    expecting = "a table such as { threshold = 0.99, ponder_cost = 0.01 }, or {} for these numbers"
 )]
 pub struct HaltingConfig {
     /// Sum of halting probabilities at which a token halts, above 0 and up to 1.
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub threshold: f64,
     /// Factor on the ponder cost in the training loss: the mean over the tokens of rounds plus remainder.
+    #[schemars(range(min = 0))]
     pub ponder_cost: f64,
 }
 

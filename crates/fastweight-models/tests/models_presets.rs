@@ -137,6 +137,13 @@ fn an_unknown_preset_is_corrected() {
     let message = |name| presets::by_name(name).unwrap_err().to_string();
     assert!(message("delta_net-tinny").contains("did you mean \"delta_net-tiny\"?"));
     assert!(message("hybrid-3to1-small").contains("did you mean \"hybrid_3to1-small\"?"));
+    // A known family without such a size: its sizes, not another family's that looks like it.
+    for name in ["delta_net-huge", "delta_net", "delta_net-"] {
+        let message = message(name);
+        let presets =
+            "the presets of delta_net are delta_net-tiny, delta_net-small, delta_net-base, delta_net-large";
+        assert!(message.contains(presets) && !message.contains("did you mean"), "{message}");
+    }
     assert!(message("gpt").contains("FAMILY-SIZE"));
 }
 

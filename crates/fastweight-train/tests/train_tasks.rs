@@ -137,7 +137,7 @@ fn fault(from: &str, to: &str) -> RecipeError {
 fn faults_name_line_and_column_of_the_task_they_are_in() {
     // (what is changed, into what, line, column, parts of the message)
     let cases: &[(&str, &str, usize, usize, &[&str])] = &[
-        ("\"parity\"", "\"partiy\"", 12, 12, &["unknown variant `partiy`", "did you mean `parity`?"]),
+        ("\"parity\"", "\"partiy\"", 12, 12, &["unknown name `partiy`", "did you mean `parity`?"]),
         ("\"formal_language\"", "\"formal_langage\"", 11, 8, &["did you mean `formal_language`?"]),
         ("language = \"parity\"\n", "", 11, 1, &["needs `language`", "\"parity\""]),
         ("longest = 8", "longest = 0", 13, 1, &["longest is 0", "at least shortest = 2"]),
@@ -156,7 +156,7 @@ fn faults_name_line_and_column_of_the_task_they_are_in() {
         ("pairs = 2\n", "pairs = 0\n", 8, 1, &["pairs is 0"]),
         ("steps = 3", "steps = 0", 16, 1, &["above zero"]),
         ("steps = 3", "steps = 3\nseconds = 1.0", 17, 1, &["more than one budget"]),
-        ("steps = 3", "stesp = 3", 16, 1, &["unknown field `stesp`", "did you mean `steps`?"]),
+        ("steps = 3", "stesp = 3", 16, 1, &["unknown key `stesp`", "did you mean `steps`?"]),
         ("batch = 4", "batch = 0", 17, 1, &["at least 1 sequence"]),
         ("batch = 4", "betas = [0.9]", 17, 0, &["two numbers"]),
         ("learning_rate = 2e-3", "learning_rate = -1.0", 18, 1, &["positive"]),

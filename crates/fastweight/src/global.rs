@@ -82,8 +82,8 @@ impl Global {
             #[cfg(feature = "wgpu")]
             "wgpu" => present("wgpu", || Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
             known => self.check_device().and(Err(CommandError::input(format_args!(
-                "this build cannot compute on {known:?}; build it with `cargo build --release --features {known}`, \
-                 or leave --device out to compute on the CPU"
+                "this build cannot compute on {known:?}; build it with `cargo build --release --features \
+                 fastweight/{known}`, or leave --device out to compute on the CPU"
             )))),
         }
     }

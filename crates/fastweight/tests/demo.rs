@@ -169,7 +169,11 @@ fn bad_input_is_refused_and_named() {
         (&["crosstlak"][..], 2, &["crosstlak", "crosstalk"][..]),
         (&["--numbers", "missing"], 2, &["missing"]),
         (&["--numbers", "."], 2, &["cannot read ."]),
-        (&["--numbers", "file"], 2, &["file", "layout of seed_demo.json", "missing field"]),
+        (
+            &["--numbers", "file"],
+            2,
+            &["file", "layout that `fastweight demo --help` describes", "`q` is missing at line 1"],
+        ),
         (&["--numbers", "short"], 2, &["short", "same number of tokens"]),
         (&["half-step", "--out", "file"], 2, &["is a file, give a folder", "--out"]),
     ] {

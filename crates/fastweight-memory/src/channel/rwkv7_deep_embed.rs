@@ -23,6 +23,7 @@ const MOST_RANK: usize = 1024;
 #[serde(default, deny_unknown_fields)]
 pub struct Rwkv7DeepEmbedConfig {
     /// Rows and columns of a token's matrix.
+    #[schemars(range(min = 1, max = MOST_RANK))]
     pub rank: usize,
 }
 

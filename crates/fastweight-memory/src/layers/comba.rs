@@ -24,6 +24,7 @@ const NAME: &str = CombaConfig::NAME;
 #[serde(default, deny_unknown_fields)]
 pub struct CombaConfig {
     /// Width of the short convolution on q, k and v; 0 for none.
+    #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
 }
 

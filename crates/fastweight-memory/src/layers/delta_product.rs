@@ -27,8 +27,10 @@ const MOST_STEPS: usize = 64;
 #[serde(default, deny_unknown_fields)]
 pub struct DeltaProductConfig {
     /// Width of the short convolution on q, k and v; 0 for none.
+    #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
     /// Steps of the delta rule a token, each with a key, a value and a write strength of its own.
+    #[schemars(range(min = 1, max = MOST_STEPS))]
     pub steps: usize,
     /// Write strengths in (0, 2) instead of (0, 1): the state transition may have negative eigenvalues, and two steps
     /// may turn the memory.

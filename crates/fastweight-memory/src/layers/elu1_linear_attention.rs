@@ -22,6 +22,7 @@ const NAME: &str = Elu1LinearAttentionConfig::NAME;
 #[serde(default, deny_unknown_fields)]
 pub struct Elu1LinearAttentionConfig {
     /// Width of the short convolution on q, k and v; 0 for none.
+    #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
 }
 

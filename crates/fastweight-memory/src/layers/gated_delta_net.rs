@@ -25,13 +25,16 @@ const NAME: &str = GatedDeltaNetConfig::NAME;
 #[serde(default, deny_unknown_fields)]
 pub struct GatedDeltaNetConfig {
     /// Width of the short convolution on q, k and v; 0 for none.
+    #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
     /// Write strengths in (0, 2) instead of (0, 1): the state transition may have negative eigenvalues.
     pub allow_negative_eigenvalues: bool,
     /// Smallest initial step size, of the slowest head: at the start a head's state decays by `exp(-A dt)` a
     /// token, up to the input's part; A is spread over [1, 16).
+    #[schemars(range(min = 1e-12, max = 1000))]
     pub dt_min: f64,
     /// Largest initial step size.
+    #[schemars(range(min = 1e-12, max = 1000))]
     pub dt_max: f64,
 }
 

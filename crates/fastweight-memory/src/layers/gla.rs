@@ -26,8 +26,10 @@ const GATE_DIVISOR: f64 = 16.0;
 #[serde(default, deny_unknown_fields)]
 pub struct GatedLinearAttentionConfig {
     /// Width of the short convolution on q, k and v, which SiLU follows; 0 for none (and no SiLU).
+    #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
     /// Channels that the decay's projection passes through.
+    #[schemars(range(min = 1, max = MOST_HEAD_CHANNELS))]
     pub rank: usize,
 }
 

@@ -22,8 +22,10 @@ const NAME: &str = Hgrn2Config::NAME;
 #[serde(default, deny_unknown_fields)]
 pub struct Hgrn2Config {
     /// Width of the short convolution on the queries, forget gates and values; 0 for none.
+    #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
     /// Least forget gate, from 0 to below 1; `layer / layers` when absent.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub lower_bound: Option<f32>,
 }
 

@@ -24,6 +24,7 @@ const NAME: &str = KimiDeltaAttentionConfig::NAME;
 #[serde(default, deny_unknown_fields)]
 pub struct KimiDeltaAttentionConfig {
     /// Width of the short convolution on q, k and v; 0 for none.
+    #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
     /// Write strengths in (0, 2) instead of (0, 1): the state transition may have negative eigenvalues.
     pub allow_negative_eigenvalues: bool,

@@ -23,6 +23,7 @@ pub struct LinearAttentionConfig {
     /// RMS normalisation of each head's reading; without it readings grow with the number of tokens.
     pub output_norm: bool,
     /// Width of the short convolution on q, k and v; 0 for none.
+    #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
 }
 

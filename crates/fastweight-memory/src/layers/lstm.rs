@@ -23,6 +23,7 @@ const NAME: &str = LstmConfig::NAME;
 #[serde(default, deny_unknown_fields)]
 pub struct LstmConfig {
     /// Cells; the value channels of all heads when absent.
+    #[schemars(range(min = 1, max = MOST_HEAD_CHANNELS))]
     pub hidden: Option<usize>,
 }
 

@@ -23,6 +23,7 @@ const NAME: &str = Mamba2Config::NAME;
 #[serde(default, deny_unknown_fields)]
 pub struct Mamba2Config {
     /// Width of the short convolution on q, k and v; 0 for none.
+    #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
 }
 

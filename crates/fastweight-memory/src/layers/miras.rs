@@ -30,18 +30,24 @@ const LEAST_THRESHOLD: f64 = 1e-6;
 #[serde(default)]
 pub struct MirasOptions {
     /// The memory: `mlp`, `M(x) = x + W2^T silu(W1^T x)`, or `matrix`, `M(x) = S^T x`.
+    #[schemars(extend("enum" = ["mlp", "matrix"]))]
     pub memory: Memory,
-    /// Hidden channels of the MLP for each key channel.
+    /// Hidden channels of the MLP for each key channel; left out with a matrix.
+    #[schemars(range(min = 1, max = crate::rule::MOST_EXPANSION))]
     pub expansion: usize,
     /// Tokens whose gradients are taken at one memory.
+    #[schemars(range(min = 1, max = crate::rule::MOST_CHUNK))]
     pub chunk: usize,
     /// Channels that the projections of the gates pass through; no more than the layer's width.
+    #[schemars(range(min = 1, max = MOST_HEAD_CHANNELS))]
     pub rank: usize,
     /// Width of the short convolution on q, k and v; 0 for none.
+    #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
     /// Largest rate of a write. When absent `2 / chunk`, with which a chunk of one unit key again and again does not
     /// overshoot, but at most 1 for a matrix and 0.1 for an MLP; a tenth of that for the `l_p` loss, and `K / 4` times that for
     /// KL retention, whose steps go to the logarithms of weights near `1 / K`.
+    #[schemars(range(max = crate::context::MOST_RATE), extend("exclusiveMinimum" = 0))]
     pub rate_max: Option<f64>,
 }
 
@@ -69,7 +75,7 @@ impl Miras<'_> {
         if self.options.memory == Memory::Vector {
             return Err(setting_error(self.name, "memory", "vector", "\"mlp\" or \"matrix\""));
         }
-        self.rule.validate().map_err(|error| match error {
+        self.rule.validate().and_then(|()| self.rule.validate_used()).map_err(|error| match error {
             MemoryError::Setting { setting, found, expected, .. } => {
                 MemoryError::Setting { layer: self.name, setting, found, expected }
             }

@@ -29,14 +29,19 @@ const MOST_MEMORIES: usize = 256;
 #[serde(default, deny_unknown_fields)]
 pub struct MixtureOfMemoriesConfig {
     /// Width of the short convolution on q, k and v; 0 for none.
+    #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
     /// Parallel memories, the shared one not counted.
+    #[schemars(range(min = 1, max = MOST_MEMORIES))]
     pub memories: usize,
     /// Parallel memories that a token reads and writes.
+    #[schemars(range(min = 1))]
     pub top_k: usize,
     /// Tokens between two points where inner gradients are taken; 1 is the recurrence as it is printed.
+    #[schemars(range(min = 1, max = MOST_WINDOW))]
     pub chunk: usize,
     /// Largest inner learning rate, above 0.
+    #[schemars(range(max = crate::context::MOST_RATE), extend("exclusiveMinimum" = 0))]
     pub eta_max: f32,
     /// Whether each reading has the token's key added to it.
     pub add_key: bool,

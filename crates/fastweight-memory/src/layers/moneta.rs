@@ -17,8 +17,10 @@ pub struct MonetaConfig {
     #[serde(flatten)]
     pub options: MirasOptions,
     /// Exponent of the loss, at least 1.
+    #[schemars(range(min = 1, max = 16))]
     pub p: f64,
     /// Exponent of the norm, above 1.
+    #[schemars(range(max = 16), extend("exclusiveMinimum" = 1))]
     pub q: f64,
     /// Smooths the loss's gradient at zero: `tanh(10 e)` for the sign, `sqrt(e^2 + 1e-6)` for the absolute value.
     pub smooth: bool,

@@ -28,6 +28,7 @@ pub struct RetNetConfig {
     /// Base of the rotary frequencies.
     pub rope_base: f32,
     /// Width of the short convolution on q, k and v; 0 for none.
+    #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
 }
 

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Layer, LayerConfig, STATE_ELEMENT, step_as_sequence};
+use crate::choice::{self, Options};
 use crate::context::{setting_error, validate_conv, validate_rate};
 use crate::init::placeholder;
 use crate::projection::{Heads, Projection, Qkv, QkvSizes, check_sequence, linear, merge_heads, split_heads};
@@ -26,9 +27,11 @@ pub struct RuleConfig {
     #[serde(flatten)]
     pub rule: Rule,
     /// Width of the short convolution on q, k and v; 0 for none.
+    #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
     /// Largest rate of a write. When absent 1 for vector and matrix memories and 0.1 for an MLP; a tenth of that for the
     /// `l_p` loss; divided by the window.
+    #[schemars(range(max = crate::context::MOST_RATE), extend("exclusiveMinimum" = 0))]
     pub rate_max: Option<f64>,
 }
 
@@ -79,6 +82,24 @@ pub struct RuleMemory {
 }
 
 impl RuleConfig {
+    /// The rule of a recipe's options; a `mirror` that is left out is the one that the four choices have ([`Rule::new`]).
+    pub(crate) fn read(options: Options) -> Result<Self, String> {
+        let given = options.contains_key("mirror");
+        let mut config: Self = choice::parse(NAME, options)?;
+        let Rule { memory, bias, retention, learner, .. } = config.rule;
+        if !given {
+            config.rule.mirror = Rule::new(memory, bias, retention, learner).mirror;
+        }
+        config.validate_rule().map_err(|error| error.to_string())?;
+        Ok(config)
+    }
+
+    /// Checks the rule, and that each of its numbers has a part in it.
+    pub(crate) fn validate_rule(&self) -> Result<(), MemoryError> {
+        self.rule.validate()?;
+        self.rule.validate_used()
+    }
+
     fn qkv(&self, ctx: &LayerContext) -> QkvSizes {
         QkvSizes::new(ctx, self.conv_width)
     }
@@ -114,7 +135,7 @@ impl LayerConfig for RuleConfig {
     }
 
     fn validate(&self, ctx: &LayerContext) -> Result<(), MemoryError> {
-        self.rule.validate()?;
+        self.validate_rule()?;
         ctx.validate(NAME)?;
         validate_conv(NAME, self.conv_width)?;
         if self.rule.memory != Memory::Matrix && ctx.value_dim != ctx.head_dim {

@@ -40,12 +40,16 @@ const MOST_RANK: usize = 1 << 16;
 #[serde(default, deny_unknown_fields)]
 pub struct Rwkv7Config {
     /// Rank of the map to the decays; `max(32, 1.8 sqrt(width))` in steps of 32 when absent.
+    #[schemars(range(min = 1, max = MOST_RANK))]
     pub decay_rank: Option<usize>,
     /// Rank of the map to the in-context rates; as `decay_rank` when absent.
+    #[schemars(range(min = 1, max = MOST_RANK))]
     pub rate_rank: Option<usize>,
     /// Rank of the map to the mix with the first layer's values; `max(32, 1.3 sqrt(width))` when absent.
+    #[schemars(range(min = 1, max = MOST_RANK))]
     pub value_rank: Option<usize>,
     /// Rank of the map to the output gate; `max(32, 0.6 width^0.8)` when absent.
+    #[schemars(range(min = 1, max = MOST_RANK))]
     pub gate_rank: Option<usize>,
     /// Keys and values are multiplied by a trained vector for each token id (DeepEmbed in its plain form).
     pub token_keys_values: bool,

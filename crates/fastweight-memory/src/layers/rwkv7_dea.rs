@@ -25,16 +25,22 @@ const MOST_CHANNELS: usize = 1 << 16;
 #[serde(default, deny_unknown_fields)]
 pub struct Rwkv7DeaConfig {
     /// Rank of the map to the decays.
+    #[schemars(range(min = 1, max = MOST_CHANNELS))]
     pub decay_rank: Option<usize>,
     /// Rank of the map to the in-context rates.
+    #[schemars(range(min = 1, max = MOST_CHANNELS))]
     pub rate_rank: Option<usize>,
     /// Rank of the map to the mix with the first layer's values.
+    #[schemars(range(min = 1, max = MOST_CHANNELS))]
     pub value_rank: Option<usize>,
     /// Rank of the map to the output gate.
+    #[schemars(range(min = 1, max = MOST_CHANNELS))]
     pub gate_rank: Option<usize>,
     /// Channels of DEA's queries and keys.
+    #[schemars(range(min = 1, max = MOST_CHANNELS))]
     pub query_dim: usize,
     /// Numbers of each token that DEA caches for its key, and as many for its value.
+    #[schemars(range(min = 1, max = MOST_CHANNELS))]
     pub cache_rank: usize,
 }
 

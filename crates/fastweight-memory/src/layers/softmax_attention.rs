@@ -20,14 +20,17 @@ const NAME: &str = SoftmaxAttentionConfig::NAME;
 #[serde(default, deny_unknown_fields)]
 pub struct SoftmaxAttentionConfig {
     /// Tokens a token sees, itself included; all earlier ones when absent.
+    #[schemars(range(min = 1, max = MOST_WINDOW))]
     pub window: Option<usize>,
     /// Key and value heads, a divisor of the query heads; as many as query heads when absent.
+    #[schemars(range(min = 1))]
     pub kv_heads: Option<usize>,
     /// Rotary positions on queries and keys.
     pub rope: bool,
     /// Base of the rotary frequencies.
     pub rope_base: f32,
     /// Width of the short convolution on q, k and v; 0 for none.
+    #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
 }
 

@@ -24,10 +24,13 @@ const NAME: &str = TttLinearConfig::NAME;
 #[serde(default, deny_unknown_fields)]
 pub struct TttLinearConfig {
     /// Width of the short convolution on q, k and v; 0 for none.
+    #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
     /// Tokens between two updates of the inner model.
+    #[schemars(range(min = 1, max = MOST_WINDOW))]
     pub mini_batch: usize,
     /// Largest inner learning rate, above 0.
+    #[schemars(range(max = crate::context::MOST_RATE), extend("exclusiveMinimum" = 0))]
     pub eta_base: f32,
 }
 

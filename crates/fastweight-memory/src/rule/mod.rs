@@ -141,24 +141,32 @@ pub struct Rule {
     pub learner: Learner,
     /// Where the gradient is taken.
     pub gradient_at: GradientAt,
-    /// Threshold of the Huber loss, in units of `|e|`.
+    /// Threshold of the Huber loss (`bias = "huber"`), in units of `|e|`.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub huber_delta: f64,
-    /// Exponent of the `l_p` loss, at least 1.
+    /// Exponent of the `l_p` loss (`bias = "lp"`), at least 1; below 2 only with `smooth = true`.
+    #[schemars(range(min = 1, max = 16))]
     pub p: f64,
     /// Smooths the `l_p` gradient at zero: `tanh(10 e)` for the sign, `sqrt(e^2 + 1e-6)` for the absolute value.
     pub smooth: bool,
-    /// Exponent of the `l_q` retention, above 1.
+    /// Exponent of the `l_q` norm (`retention = "lq"`), above 1.
+    #[schemars(range(max = 16), extend("exclusiveMinimum" = 1))]
     pub q: f64,
     /// Reads the `l_q` memory through the mirror map of `1/2 |W|_q^2`, whose step minimises its objective, in place
-    /// of the rule printed for Moneta, `A / |A|_q^(q-2)`, which does not.
+    /// of the rule printed for Moneta, `A / |A|_q^(q-2)`, which does not; in recipes `true` when absent with
+    /// `learner = "proximal"`, which needs it.
     pub mirror: bool,
-    /// Weight of the `l1` term of the elastic net, for a rate of one.
+    /// Weight of the `l1` term of `retention = "elastic_net"`, for a rate of one.
+    #[schemars(range(min = 0))]
     pub l1: f64,
     /// Past pairs in the loss of one step (the Omega rule); 1 for the token alone.
+    #[schemars(range(min = 1, max = MOST_RULE_WINDOW))]
     pub window: usize,
     /// Tokens whose gradients are taken at one memory; 1 for every token at its own.
+    #[schemars(range(min = 1, max = MOST_CHUNK))]
     pub chunk: usize,
-    /// Hidden channels of the MLP for each key channel, E.
+    /// Hidden channels of the MLP (`memory = "mlp"`) for each key channel, E.
+    #[schemars(range(min = 1, max = MOST_EXPANSION))]
     pub expansion: usize,
 }
 
@@ -248,6 +256,54 @@ impl Rule {
             }
         }
         Ok(())
+    }
+
+    /// Checks that every number other than the default has a part in the rule; [`run`] takes any, a layer does not.
+    ///
+    /// # Errors
+    /// [`MemoryError::Setting`] naming one without, and the choice that it belongs to.
+    pub fn validate_used(&self) -> Result<(), MemoryError> {
+        let Self { memory, bias, retention, learner, .. } = *self;
+        let decays = !matches!(retention, Retention::None | Retention::Bregman);
+        let (huber, lp, lq) = (bias == Bias::Huber, bias == Bias::Lp, retention == Retention::Lq);
+        let steps = decays && learner != Learner::Proximal && !self.is_linear_loss();
+        let steps_at =
+            "a retention that decays, a learner that takes gradients and a loss that is not linear";
+        let usual = Self::default();
+        let options: [(_, _, bool, String, _); 8] = [
+            (
+                "huber_delta",
+                huber,
+                self.huber_delta != usual.huber_delta,
+                self.huber_delta.to_string(),
+                "bias = \"huber\"",
+            ),
+            ("p", lp, self.p != usual.p, self.p.to_string(), "bias = \"lp\""),
+            ("smooth", lp, self.smooth, self.smooth.to_string(), "bias = \"lp\""),
+            ("q", lq, self.q != usual.q, self.q.to_string(), "retention = \"lq\""),
+            ("mirror", lq, self.mirror, self.mirror.to_string(), "retention = \"lq\""),
+            (
+                "l1",
+                retention == Retention::ElasticNet,
+                self.l1 != usual.l1,
+                self.l1.to_string(),
+                "retention = \"elastic_net\"",
+            ),
+            (
+                "expansion",
+                memory == Memory::Mlp,
+                self.expansion != usual.expansion,
+                self.expansion.to_string(),
+                "memory = \"mlp\"",
+            ),
+            ("gradient_at", steps, self.gradient_at == GradientAt::Decayed, "decayed".into(), steps_at),
+        ];
+        match options.into_iter().find(|(_, used, given, ..)| !used && *given) {
+            Some((name, .., found, owner)) => {
+                Err(setting_error(NAME, name, found, format!("left out: it belongs to {owner}")))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Rows and columns of each weight for `key` key and `value` value channels a head: `[K, 1]` for a vector,

@@ -103,6 +103,14 @@ impl NamedRule {
         4 * heads * head
     }
 
+    /// Why no layer of recipes has the rule; none for one that a layer has.
+    pub fn no_recipe(&self) -> Option<&'static str> {
+        (self.definition == Definition::Special(Special::Oja)).then_some(
+            "its write takes the value's own direction out of the memory, which is no loss of the four choices, and no layer \
+             has it; `fastweight rules explain oja` computes it",
+        )
+    }
+
     /// Whether the memory needs K = V.
     pub fn needs_square(&self) -> bool {
         match self.definition {

@@ -3,10 +3,13 @@
 use std::path::Path;
 
 use burn::tensor::{Device, Tensor};
+use fastweight_memory::rule::reference::{self, State};
 use fastweight_memory::rule::soundness::{cells, markdown, unsound};
 use fastweight_memory::rule::{
     Bias, Gate, GradientAt, Learner, Memory, Retention, Rule, RuleState, RunOptions, Tokens, run,
 };
+
+use crate::support::{sizes, sound_rules, start, tokens};
 
 #[test]
 fn the_documentation_shows_the_matrix_of_the_code() {
@@ -83,6 +86,39 @@ fn numbers_out_of_range_are_named() {
     for (rule, words) in cases {
         let message = rule.validate().unwrap_err().to_string();
         assert!(message.contains(words), "{message}");
+    }
+}
+
+/// What the float64 definition reads in four tokens.
+fn readings(rule: &Rule) -> Vec<Vec<f64>> {
+    let sizes = sizes(rule);
+    let mut state = State::new(rule, start(rule, sizes, 1));
+    tokens(rule, sizes, 4, 2).iter().map(|token| reference::step(rule, &mut state, token)).collect()
+}
+
+#[test]
+fn a_number_is_refused_where_it_changes_nothing_and_only_there() {
+    for rule in sound_rules() {
+        rule.validate_used().unwrap();
+        let changes = [
+            ("huber_delta", Rule { huber_delta: 0.3, ..rule }),
+            ("p", Rule { p: 2.5, ..rule }),
+            ("smooth", Rule { smooth: true, ..rule }),
+            ("q", Rule { q: 3.0, ..rule }),
+            ("l1", Rule { l1: 0.1, ..rule }),
+            ("expansion", Rule { expansion: 3, ..rule }),
+            ("gradient_at", Rule { gradient_at: GradientAt::Decayed, ..rule }),
+        ];
+        for (name, changed) in changes {
+            let used = readings(&rule) != readings(&changed);
+            let error = changed.validate_used().err().map(|error| error.to_string());
+            assert_eq!(error.is_none(), used, "{name} of {}: {error:?}", crate::support::name(&rule));
+            if let Some(error) = error {
+                assert!(error.contains(name) && error.contains("it belongs to"), "{error}");
+            }
+        }
+        let mirrored = Rule { mirror: true, ..rule };
+        assert_eq!(mirrored.validate_used().is_ok(), rule.retention == Retention::Lq);
     }
 }
 

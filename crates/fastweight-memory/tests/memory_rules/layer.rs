@@ -6,6 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use fastweight_memory::layers::RuleConfig;
 use fastweight_memory::parameters::{export, list};
 use fastweight_memory::rule::reference::{self, Layer as Weight, State as Plain, Token, mirror_lq};
+use fastweight_memory::rule::soundness::{cells, unsound};
 use fastweight_memory::rule::{Bias, GradientAt, Learner, Memory, Retention, Rule};
 use fastweight_memory::{LayerContext, Mixer, MixerConfig, MixerState, State};
 use fastweight_ops::Offsets;
@@ -23,9 +24,10 @@ fn layers() -> Vec<(RuleConfig, LayerContext)> {
         let value_dim = if rule.memory == Memory::Matrix { 3 } else { 4 };
         let ctx = LayerContext { head_dim: 4, value_dim, seed: 5, ..LayerContext::new(WIDTH, H) };
         let exact = rule.learner == Learner::Proximal;
+        let decayed = Rule { gradient_at: GradientAt::Decayed, ..rule };
         let rule = match i % 4 {
             1 if !exact => Rule { window: 2, chunk: 3, ..rule },
-            2 if !exact => Rule { gradient_at: GradientAt::Decayed, ..rule },
+            2 if decayed.validate_used().is_ok() => decayed,
             _ => rule,
         };
         let config = RuleConfig { rule, conv_width: [4, 0, 2][i % 3], ..RuleConfig::default() };
@@ -256,9 +258,29 @@ fn a_recipe_names_a_rule_by_its_choices() {
     assert_eq!(recipe.mixer, MixerConfig::Rule(RuleConfig { rule, ..RuleConfig::default() }));
     assert_eq!(recipe, toml::from_str(&toml::to_string(&recipe).unwrap()).unwrap());
     for rule in sound_rules() {
-        let rule = Rule { smooth: rule.mirror, ..rule };
+        let rule = Rule { smooth: rule.mirror && rule.bias == Bias::Lp, ..rule };
         let recipe: Recipe = toml::from_str(&format!("mixer = {}", rule.recipe())).unwrap();
         assert_eq!(recipe.mixer, MixerConfig::Rule(RuleConfig { rule, ..RuleConfig::default() }));
+    }
+}
+
+#[test]
+fn four_choices_in_a_recipe_are_enough_for_every_sound_rule() {
+    for (memory, bias, retention, learner) in cells() {
+        let [m, b, r, l] = [memory.name(), bias.name(), retention.name(), learner.name()];
+        let text = format!(
+            "mixer = {{ kind = 'rule', memory = '{m}', bias = '{b}', retention = '{r}', learner = '{l}' }}"
+        );
+        match unsound(memory, bias, retention, learner) {
+            None => {
+                let Recipe { mixer } = toml::from_str(&text).unwrap();
+                mixer.validate(&LayerContext::new(8, 2)).unwrap();
+            }
+            Some(reason) => {
+                let message = toml::from_str::<Recipe>(&text).unwrap_err().to_string();
+                assert!(message.contains(reason), "{message}");
+            }
+        }
     }
 }
 
@@ -271,6 +293,13 @@ fn an_unsound_rule_in_a_recipe_is_refused_with_its_reason_and_line() {
         ("bias = 'hubr'", "bias of rule"),
         ("biass = 'huber'", "did you mean \"bias\""),
         ("window = 0", "window is 0"),
+        ("retention = 'lq', learner = 'proximal', bias = 'dot_product', mirror = false", "mirror is false"),
+        ("bias = 'huber', p = 2.0", "p is 2, expected left out: it belongs to bias = \"lp\""),
+        ("expansion = 2", "expansion is 2, expected left out: it belongs to memory = \"mlp\""),
+        (
+            "gradient_at = 'decayed'",
+            "gradient_at is decayed, expected left out: it belongs to a retention that decays",
+        ),
     ];
     for (choices, words) in cases {
         let error =

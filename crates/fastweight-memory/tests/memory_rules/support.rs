@@ -36,9 +36,17 @@ pub fn sound_rules() -> Vec<Rule> {
         if unsound(memory, bias, retention, learner).is_some() {
             continue;
         }
-        // A threshold inside the range of the errors, a visible l1, a small MLP.
-        let rule =
-            Rule { huber_delta: 0.6, l1: 0.2, expansion: 2, ..Rule::new(memory, bias, retention, learner) };
+        // A threshold inside the range of the errors, a visible l1, a small MLP, where the rule has them.
+        let mut rule = Rule::new(memory, bias, retention, learner);
+        if bias == Bias::Huber {
+            rule.huber_delta = 0.6;
+        }
+        if retention == Retention::ElasticNet {
+            rule.l1 = 0.2;
+        }
+        if memory == Memory::Mlp {
+            rule.expansion = 2;
+        }
         rules.push(rule);
         if retention == Retention::Lq && !rule.mirror {
             rules.push(Rule { mirror: true, ..rule });

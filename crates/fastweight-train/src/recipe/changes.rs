@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::parse::closest;
+use super::validate::{MOST_SECONDS, MOST_STEPS, MOST_TOKENS};
 use super::{ModelRecipe, Recipe, TaskKind, TaskRecipe, TrainRecipe, Warmup, some_two_numbers};
 use crate::error::TrainError;
 
@@ -12,29 +13,39 @@ use crate::error::TrainError;
 #[serde(default, deny_unknown_fields)]
 pub struct TrainChanges {
     /// Budget in optimizer steps; any of the three budgets replaces the shared one.
+    #[schemars(range(min = 1, max = MOST_STEPS))]
     pub steps: Option<usize>,
     /// Budget in training tokens.
+    #[schemars(range(min = 1, max = MOST_TOKENS))]
     pub tokens: Option<u64>,
     /// Budget in seconds of training.
+    #[schemars(range(max = MOST_SECONDS), extend("exclusiveMinimum" = 0))]
     pub seconds: Option<f64>,
     /// Replaces `train.batch`.
+    #[schemars(range(min = 1))]
     pub batch: Option<usize>,
     /// Replaces `train.accumulate`.
+    #[schemars(range(min = 1))]
     pub accumulate: Option<usize>,
     /// Replaces `train.learning_rate`.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub learning_rate: Option<f64>,
     /// Replaces `train.warmup`.
     pub warmup: Option<Warmup>,
     /// Replaces `train.min_lr`.
+    #[schemars(range(min = 0, max = 1))]
     pub min_lr: Option<f64>,
     /// Replaces `train.weight_decay`.
+    #[schemars(range(min = 0))]
     pub weight_decay: Option<f32>,
     /// Replaces `train.clip`.
+    #[schemars(range(min = 0))]
     pub clip: Option<f64>,
     /// Replaces `train.betas`.
     #[serde(deserialize_with = "some_two_numbers")]
     pub betas: Option<[f32; 2]>,
     /// Replaces `train.balance`.
+    #[schemars(range(min = 0))]
     pub balance: Option<f64>,
     /// Replaces `train.eval_every`.
     pub eval_every: Option<usize>,
@@ -43,6 +54,7 @@ pub struct TrainChanges {
     /// Replaces `train.target`.
     pub target: Option<f64>,
     /// Replaces `train.seeds`.
+    #[schemars(length(min = 1))]
     pub seeds: Option<Vec<u64>>,
 }
 
@@ -86,20 +98,26 @@ impl TrainChanges {
 #[serde(deny_unknown_fields)]
 pub struct QuickRecipe {
     /// Replaces the budget; a warm-up in steps keeps its share of it.
+    #[schemars(range(min = 1))]
     pub steps: Option<usize>,
     /// Replaces `train.batch`.
+    #[schemars(range(min = 1))]
     pub batch: Option<usize>,
     /// Replaces `train.seeds`.
+    #[schemars(length(min = 1))]
     pub seeds: Option<Vec<u64>>,
     /// Replaces `train.eval_every`.
     pub eval_every: Option<usize>,
     /// Replaces `train.eval_batches`.
     pub eval_batches: Option<usize>,
     /// Replaces `length` of recall.
+    #[schemars(range(min = 1))]
     pub length: Option<usize>,
     /// Replaces `pairs` of recall.
+    #[schemars(range(min = 1))]
     pub pairs: Option<usize>,
     /// Replaces `longest` of a formal language.
+    #[schemars(range(min = 1))]
     pub longest: Option<usize>,
 }
 

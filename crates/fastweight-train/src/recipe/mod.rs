@@ -11,7 +11,8 @@ mod validate;
 
 use fastweight_memory::{ChannelMixerConfig, MixerConfig, NormKind};
 use fastweight_models::HaltingConfig;
-use schemars::JsonSchema;
+use schemars::transform::{RecursiveTransform, Transform};
+use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
 pub use changes::{QuickRecipe, TrainChanges};
@@ -70,7 +71,27 @@ struct RecipeFile {
 
 /// The JSON Schema of a recipe's file, for editors and for listing what a recipe can hold.
 pub fn schema() -> serde_json::Value {
-    schemars::schema_for!(RecipeFile).to_value()
+    let mut schema = schemars::schema_for!(RecipeFile);
+    let plain = |part: &mut Schema| {
+        if let Some(serde_json::Value::String(text)) = part.get_mut("description") {
+            *text = without_links(text);
+        }
+    };
+    RecursiveTransform(plain).transform(&mut schema);
+    schema.to_value()
+}
+
+/// A doc comment with the names of its links in place of the links, ``[`name`]`` and ``[`name`](path)``.
+fn without_links(text: &str) -> String {
+    let mut parts = text.split("[`");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (name, rest) = part.split_once("`]").unwrap_or((part, ""));
+        let rest =
+            rest.strip_prefix('(').and_then(|link| link.split_once(')')).map_or(rest, |(_, rest)| rest);
+        plain += &format!("`{name}`{rest}");
+    }
+    plain
 }
 
 /// How the models are trained: AdamW with a linear warm-up and a cosine.
@@ -78,35 +99,45 @@ pub fn schema() -> serde_json::Value {
 #[serde(deny_unknown_fields)]
 pub struct TrainRecipe {
     /// Budget in optimizer steps. Exactly one of `steps`, `tokens` and `seconds` is given.
+    #[schemars(range(min = 1, max = validate::MOST_STEPS))]
     pub steps: Option<usize>,
     /// Budget in training tokens, rounded up to whole steps.
+    #[schemars(range(min = 1, max = validate::MOST_TOKENS))]
     pub tokens: Option<u64>,
     /// Budget in seconds of training (evaluation is not counted).
+    #[schemars(range(max = validate::MOST_SECONDS), extend("exclusiveMinimum" = 0))]
     pub seconds: Option<f64>,
     /// Sequences in one forward pass.
+    #[schemars(range(min = 1))]
     pub batch: usize,
     /// Forward passes added up into one optimizer step.
     #[serde(default = "one")]
+    #[schemars(range(min = 1))]
     pub accumulate: usize,
     /// Peak learning rate.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub learning_rate: f64,
     /// Linear warm-up, in steps or as a fraction of the budget.
     #[serde(default)]
     pub warmup: Warmup,
     /// Learning rate at the end of the cosine, as a fraction of the peak.
     #[serde(default = "default_min_lr")]
+    #[schemars(range(min = 0, max = 1))]
     pub min_lr: f64,
     /// Decoupled weight decay, on matrices only.
     #[serde(default = "default_weight_decay")]
+    #[schemars(range(min = 0))]
     pub weight_decay: f32,
     /// Largest global gradient norm; 0 turns clipping off.
     #[serde(default = "default_clip")]
+    #[schemars(range(min = 0))]
     pub clip: f64,
     /// AdamW's decay rates of the first and second moment.
     #[serde(default = "default_betas", deserialize_with = "two_numbers")]
     pub betas: [f32; 2],
     /// Factor on the load-balance losses of layers that route tokens; 0.01 when absent.
     #[serde(default = "default_balance", skip_serializing_if = "is_default_balance")]
+    #[schemars(range(min = 0))]
     pub balance: f64,
     /// Steps between evaluations; 0 evaluates at the end only.
     #[serde(default)]
@@ -119,12 +150,14 @@ pub struct TrainRecipe {
     pub target: Option<f64>,
     /// Seeds; one training each.
     #[serde(default = "default_seeds")]
+    #[schemars(length(min = 1))]
     pub seeds: Vec<u64>,
     /// Steps between checkpoints of a run; 0 keeps the final one only.
     #[serde(default = "default_checkpoint_every")]
     pub checkpoint_every: usize,
     /// Checkpoints kept, newest first.
     #[serde(default = "default_keep")]
+    #[schemars(range(min = 1))]
     pub keep: usize,
 }
 
@@ -151,18 +184,24 @@ pub struct ModelRecipe {
     /// Name in tables and plots.
     pub name: Option<String>,
     /// Peak learning rate of this model, in place of the shared one.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub learning_rate: Option<f64>,
     /// A preset to start from: a family and a size, such as `gated_delta_net-small`.
     pub preset: Option<String>,
     /// Model width.
+    #[schemars(range(min = 1))]
     pub width: Option<usize>,
     /// Number of blocks.
+    #[schemars(range(min = 1))]
     pub layers: Option<usize>,
     /// Heads of each mixer.
+    #[schemars(range(min = 1))]
     pub heads: Option<usize>,
     /// Key size of a head; `width / heads` when absent.
+    #[schemars(range(min = 1))]
     pub head_dim: Option<usize>,
     /// Value size of a head; as `head_dim` when absent.
+    #[schemars(range(min = 1))]
     pub value_dim: Option<usize>,
     /// Mixers, repeated over the layers.
     pub mixers: Option<Vec<MixerConfig>>,
@@ -170,9 +209,11 @@ pub struct ModelRecipe {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channel_mixers: Option<Vec<ChannelMixerConfig>>,
     /// Hidden width of the channel mixers; each kind has its own when absent.
+    #[schemars(range(min = 1))]
     pub mlp_hidden: Option<usize>,
     /// Times that the blocks are applied; once when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
     pub rounds: Option<usize>,
     /// When tokens stop before the last round; never when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -186,6 +227,7 @@ pub struct ModelRecipe {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_norm: Option<bool>,
     /// Epsilon of the norms; 1e-5 when absent.
+    #[schemars(range(max = 0.1), extend("exclusiveMinimum" = 0))]
     pub norm_eps: Option<f64>,
 }
 
@@ -213,6 +255,7 @@ pub struct CompareRecipe {
     pub learning_rates: Vec<f64>,
     /// Length of each trial, as a fraction of the budget.
     #[serde(default = "default_pilot")]
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub pilot: f64,
     /// Changes made by `--quick`.
     #[serde(default)]

@@ -149,7 +149,7 @@ impl RecipeFile {
     }
 }
 
-/// "did you mean" for messages of the form ``unknown field `x`, expected one of `a`, `b` ``.
+/// "did you mean" for messages of the form ``unknown key `x`, expected one of `a`, `b` ``.
 fn suggestion(message: &str) -> Option<String> {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let unknown = message.starts_with("unknown").then(|| quoted.next()).flatten()?;

@@ -5,12 +5,13 @@ use fastweight_models::ModelError;
 use fastweight_tasks::TaskError;
 
 use super::place::Fault;
-use super::{MatchBy, ModelRecipe, QuickRecipe, Recipe, TaskKind, TrainRecipe, Warmup, is_default_balance};
+use super::task::OWN_KEYS;
+use super::{MatchBy, ModelRecipe, QuickRecipe, Recipe, TrainRecipe, Warmup, is_default_balance};
 
 /// Largest budgets; anything above is a slip.
-const MOST_STEPS: usize = 1_000_000_000;
-const MOST_TOKENS: u64 = 10_000_000_000_000;
-const MOST_SECONDS: f64 = 1e8;
+pub(super) const MOST_STEPS: usize = 1_000_000_000;
+pub(super) const MOST_TOKENS: u64 = 10_000_000_000_000;
+pub(super) const MOST_SECONDS: f64 = 1e8;
 
 impl Recipe {
     /// Checks the recipe with and without the changes of `[compare.quick]`.
@@ -146,56 +147,22 @@ impl Recipe {
 
     fn validate_task(&self) -> Result<(), Fault> {
         let task = &self.task;
-        let recall = [
-            ("vocab", task.vocab.is_some()),
-            ("length", task.length.is_some()),
-            ("pairs", task.pairs.is_some()),
-            ("power", task.power.is_some()),
-            ("filler", task.filler.is_some()),
-        ];
-        let formal = [
-            ("language", task.language.is_some()),
-            ("shortest", task.shortest.is_some()),
-            ("longest", task.longest.is_some()),
-            ("strings", task.strings.is_some()),
-        ];
-        let text = [
-            ("data", task.data.is_some()),
-            ("tokenizer", task.tokenizer.is_some()),
-            ("context", task.context.is_some()),
-            ("held_out", task.held_out.is_some()),
-        ];
-        let (own, foreign) = match task.kind {
-            TaskKind::Recall => (&recall[..], [&formal[..], &text]),
-            TaskKind::FormalLanguage => (&formal[..], [&recall[..], &text]),
-            TaskKind::Text => (&text[..], [&recall[..], &formal]),
-        };
-        if let Some((key, _)) = foreign.into_iter().flatten().find(|(_, given)| *given) {
-            let names: Vec<String> = own.iter().map(|(key, _)| format!("`{key}`")).collect();
+        let (own, foreign): (Vec<_>, Vec<_>) = OWN_KEYS.iter().partition(|key| key.kind == task.kind);
+        if let Some(key) = foreign.into_iter().find(|key| (key.given)(task)) {
+            let names: Vec<String> = own.iter().map(|key| format!("`{}`", key.name)).collect();
             let message = format!(
-                "`{key}` is not an option of a {} task, which has {}",
+                "`{}` is not an option of a {} task, which has {}",
+                key.name,
                 task.kind.name(),
                 names.join(", ")
             );
-            return Err(Fault::new("task", key, message));
+            return Err(Fault::new("task", key.name, message));
         }
-        if task.kind == TaskKind::Recall {
-            for (key, given) in &recall[..3] {
-                if !given {
-                    return Err(Fault::new("task", "kind", format!("a recall task needs `{key}`")));
-                }
+        for key in own.into_iter().filter(|key| !(key.given)(task)) {
+            if let Some(hint) = key.needed {
+                let message = format!("a {} task needs `{}`{hint}", task.kind.name(), key.name);
+                return Err(Fault::new("task", "kind", message));
             }
-        }
-        if task.kind == TaskKind::FormalLanguage && task.language.is_none() {
-            let message = "a formal_language task needs `language`, such as \"parity\"";
-            return Err(Fault::new("task", "kind", message));
-        }
-        if task.kind == TaskKind::Text && task.context.is_none() {
-            return Err(Fault::new(
-                "task",
-                "kind",
-                "a text task needs `context`, the tokens in a training window",
-            ));
         }
         if task.held_out.is_some_and(|share| !(share > 0.0 && share < 1.0)) {
             return Err(Fault::new("task", "held_out", "expected a fraction in (0, 1), such as 0.05"));

@@ -28,6 +28,13 @@ const EXAMPLE: &str = "\
 Everything is computed by the operators that train and run models: their float64 definitions, and
 their float32 functions on --device. The exit code is 1 when any value is not the expected one.
 
+A file for --numbers is JSON: queries `q` and keys `k`, a list of 4 numbers a token; values `v`, 3 numbers a token; what is
+expected of them, 3 numbers a token, as `elu1_explicit`, `elu1_recurrent` and `softmax`; and `delta_memory`, the readings
+expected of a 2x2 memory, each {\"value\": [a, b]}: `same_key_twice_additive_read`, `same_key_twice_delta_read`,
+`gated_unrelated_key_read`, `half_beta_read`, `no_forgetting_read`, and `crosstalk_old_key_read`, which is
+{\"value_by_rho\": {\"0.5\": [a, b]}} with a reading for each inner product. The embedded one is
+crates/fastweight/src/commands/demo/seed_demo.json in the source.
+
 Example:
   fastweight demo
   fastweight demo crosstalk forgetting --out figures --json
@@ -46,7 +53,7 @@ pub struct Args {
     /// Write no figures
     #[arg(long, conflicts_with = "out")]
     no_figures: bool,
-    /// Seeded example and expected numbers to use, a file made like seed_demo.json [default: embedded]
+    /// Tokens and the numbers expected of them, a JSON file as described below [default: embedded]
     #[arg(long, value_name = "FILE")]
     numbers: Option<PathBuf>,
     /// Text for surprise, a UTF-8 file or a folder of them [default: Genesis 1 to 6, embedded]

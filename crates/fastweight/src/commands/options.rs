@@ -2,15 +2,15 @@
 
 use fastweight::memory::{ChannelMixerConfig, MixerConfig, names};
 use fastweight::train::recipe::schema;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::CommandError;
 use crate::global::Global;
 use crate::output;
 
 const HELP: &str = "\
-Without a name everything is printed, as Markdown; a name is a section (task, train, model, compare, quick,
-halting), a mixer or a channel mixer. With --json the output is a JSON Schema, which editors complete and check
+Without a name everything is printed, as Markdown; a name is a section (recipe, task, train, model, compare, quick,
+halting, changes), a mixer or a channel mixer. With --json the output is a JSON Schema, which editors complete and check
 recipes with: an editor with Taplo takes it from a first line `#:schema recipe.schema.json` of a recipe.
 
 Example:
@@ -27,14 +27,16 @@ pub struct Args {
     name: Option<String>,
 }
 
-/// Sections of a recipe: name, heading, and definition in the schema.
-const SECTIONS: [(&str, &str, &str); 6] = [
+/// Sections of a recipe: name, heading, and definition in the schema; the file itself has none.
+const SECTIONS: [(&str, &str, &str); 8] = [
+    ("recipe", "The file", ""),
     ("task", "`[task]` and each of `[[tasks]]`", "TaskRecipe"),
     ("train", "`[train]`", "TrainRecipe"),
     ("model", "`[model]` and each of `[[models]]`", "ModelRecipe"),
     ("compare", "`[compare]`", "CompareRecipe"),
     ("quick", "`[compare.quick]` and `[tasks.quick]`", "QuickRecipe"),
     ("halting", "`halting` of a model", "HaltingConfig"),
+    ("changes", "`[tasks.train]`", "TrainChanges"),
 ];
 
 /// Prints the keys of every section and layer, or of one.
@@ -49,11 +51,48 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
         Some(name) => {
             let (heading, part) = find(&schema, name)?;
             if global.json {
-                return output::json(part);
+                return output::json(&alone(&schema, part));
             }
             output::line(section(&schema, &heading, part).trim_end())
         }
     }
+}
+
+fn defined<'s>(schema: &'s Value, definition: &str) -> &'s Value {
+    if definition.is_empty() { schema } else { &schema["$defs"][definition] }
+}
+
+/// A part as a schema of its own: with the definitions that it refers to, and those that they do.
+fn alone(schema: &Value, part: &Value) -> Value {
+    fn references(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(map) => {
+                found.extend(map.get("$ref").and_then(Value::as_str).and_then(name_of).map(str::to_owned));
+                map.iter().filter(|(key, _)| *key != "$defs").for_each(|(_, value)| references(value, found));
+            }
+            Value::Array(items) => items.iter().for_each(|value| references(value, found)),
+            _ => {}
+        }
+    }
+    let (mut definitions, mut open) = (Map::new(), Vec::new());
+    references(part, &mut open);
+    while let Some(name) = open.pop() {
+        let definition = &schema["$defs"][&name];
+        if definitions.insert(name, definition.clone()).is_none() {
+            references(definition, &mut open);
+        }
+    }
+    let mut whole = part.clone();
+    whole["$schema"] = schema["$schema"].clone();
+    if !definitions.is_empty() {
+        whole["$defs"] = definitions.into();
+    }
+    whole
+}
+
+/// The definition that a reference names.
+fn name_of(reference: &str) -> Option<&str> {
+    reference.strip_prefix("#/$defs/")
 }
 
 fn find<'s>(schema: &'s Value, name: &str) -> Result<(String, &'s Value), CommandError> {
@@ -66,7 +105,7 @@ fn find<'s>(schema: &'s Value, name: &str) -> Result<(String, &'s Value), Comman
     };
     let found = SECTIONS.iter().find(|(section, ..)| *section == name);
     match found {
-        Some((_, heading, definition)) => Ok((heading.to_string(), &schema["$defs"][definition])),
+        Some((_, heading, definition)) => Ok((heading.to_string(), defined(schema, definition))),
         None => layer().ok_or_else(|| {
             let sections = SECTIONS.iter().map(|(name, ..)| *name);
             let known: Vec<&str> =
@@ -83,7 +122,7 @@ fn everything(schema: &Value) -> String {
          Written by `fastweight options`; `fastweight options NAME` prints one part.\n\n",
     );
     for (_, heading, definition) in SECTIONS {
-        text += &section(schema, heading, &schema["$defs"][definition]);
+        text += &section(schema, heading, defined(schema, definition));
     }
     for (heading, definition) in [("Mixers", "MixerConfig"), ("Channel mixers", "ChannelMixerConfig")] {
         text += &format!("# {heading}\n\n");
@@ -157,15 +196,13 @@ fn written(default: &Value) -> String {
 
 /// What a reference stands for; other values are themselves.
 fn resolved<'s>(schema: &'s Value, value: &'s Value) -> &'s Value {
-    match value["$ref"].as_str().and_then(|path| path.strip_prefix('#')) {
-        Some(path) => schema.pointer(path).unwrap_or(value),
-        None => value,
-    }
+    value["$ref"].as_str().and_then(name_of).map_or(value, |name| &schema["$defs"][name])
 }
 
 /// What may be written, in words.
 fn kind_of(schema: &Value, value: &Value) -> String {
-    if let Some(name) = value["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
+    let reference = value["$ref"].as_str().and_then(name_of);
+    if let (Some(name), None) = (reference, value.get("enum")) {
         return match name {
             "MixerConfig" => "mixer".into(),
             "ChannelMixerConfig" => "channel mixer".into(),
@@ -189,11 +226,32 @@ fn kind_of(schema: &Value, value: &Value) -> String {
         kind => kind.as_str(),
     };
     match types {
-        Some("integer") => "whole number".into(),
-        Some("number") => "number".into(),
+        Some("integer") => format!("whole number{}", bounds(value)),
+        Some("number") => format!("number{}", bounds(value)),
         Some("boolean") => "`true` or `false`".into(),
         Some("string") => "text".into(),
         Some("array") => format!("list: {}", kind_of(schema, &value["items"])),
         _ => "table".into(),
     }
+}
+
+/// Largest bound that is worth naming; beyond it a number is a slip.
+const LARGEST: f64 = 1e6;
+
+/// The range of a number, in words.
+fn bounds(value: &Value) -> String {
+    let words = [
+        ("minimum", "at least"),
+        ("exclusiveMinimum", "above"),
+        ("maximum", "at most"),
+        ("exclusiveMaximum", "below"),
+    ];
+    let bound = |(key, words): (&str, &str)| {
+        let bound = value.get(key)?;
+        let number = bound.as_f64()?;
+        // No whole number of a recipe is below 0.
+        let told = number <= LARGEST && !(number == 0.0 && key == "minimum" && value["format"] == "uint");
+        told.then(|| format!(", {words} {}", written(bound)))
+    };
+    words.into_iter().filter_map(bound).collect()
 }

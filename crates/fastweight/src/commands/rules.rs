@@ -5,8 +5,8 @@ use std::fmt::Write;
 use comfy_table::{ContentArrangement, Table, presets};
 use fastweight::memory::rule::explain::{Example, Step, example};
 use fastweight::memory::rule::named::{self, Definition, NamedRule, Sizes};
-use fastweight::memory::rule::soundness::markdown;
-use fastweight::memory::{MixerConfig, names};
+use fastweight::memory::rule::soundness::{cells, markdown, unsound};
+use fastweight::memory::{ChannelMixerConfig, MixerConfig, names};
 use serde::Serialize;
 
 use crate::error::CommandError;
@@ -24,6 +24,21 @@ Example:
   fastweight rules explain dgd
   fastweight rules matrix";
 
+const EXPLAIN: &str = "\
+The example has two key and two value channels and three tokens, and is computed by the rule's float64 definition.
+
+Example:
+  fastweight rules explain delta_net
+  fastweight rules explain yaad --heads 8 --head-dim 32 --json";
+
+const MATRIX: &str = "\
+With --json there is one line for each of the combinations, {\"memory\",\"bias\",\"retention\",\"learner\",\"sound\"}, and the
+\"reason\" of one that is not sound.
+
+Example:
+  fastweight rules matrix
+  fastweight rules matrix --json";
+
 /// Arguments of `fastweight rules`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP, args_conflicts_with_subcommands = true)]
@@ -39,6 +54,7 @@ pub struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// One rule with the objective it minimises and a small example, computed now
+    #[command(after_help = EXPLAIN)]
     Explain {
         /// Name of the rule
         name: String,
@@ -46,6 +62,7 @@ enum Command {
         sizes: SizeArgs,
     },
     /// Which choices go together, as Markdown, with the reason for each that do not
+    #[command(after_help = MATRIX)]
     Matrix,
 }
 
@@ -87,6 +104,8 @@ struct Line {
     state_size: &'static str,
     state_bytes: usize,
     recipe: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_recipe: Option<&'static str>,
     source: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     objective: Option<&'static str>,
@@ -107,6 +126,7 @@ impl Line {
             state_size: rule.state_size,
             state_bytes: rule.state_bytes(&sizes.sizes(rule)),
             recipe: recipe(rule),
+            no_recipe: rule.no_recipe(),
             source: rule.source,
             objective: None,
             example: None,
@@ -117,10 +137,34 @@ impl Line {
 /// How a recipe names the rule: its own layer, or the layer `rule` with its choices.
 fn recipe(rule: &NamedRule) -> Option<String> {
     match rule.definition {
-        _ if MixerConfig::by_name(rule.name).is_some() => Some(format!("{:?}", rule.name)),
+        _ if MixerConfig::NAMES.contains(&rule.name) => Some(format!("{:?}", rule.name)),
         Definition::Cell(cell) => Some(cell.recipe()),
         Definition::Special(_) => None,
     }
+}
+
+/// A combination of the four choices as JSON.
+#[derive(Serialize)]
+struct Combination {
+    memory: &'static str,
+    bias: &'static str,
+    retention: &'static str,
+    learner: &'static str,
+    sound: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+}
+
+fn matrix(global: &Global) -> Result<(), CommandError> {
+    if !global.json {
+        return output::line(markdown().trim_end());
+    }
+    cells().try_for_each(|(memory, bias, retention, learner)| {
+        let reason = unsound(memory, bias, retention, learner);
+        let [memory, bias, retention, learner] =
+            [memory.name(), bias.name(), retention.name(), learner.name()];
+        output::json(&Combination { memory, bias, retention, learner, sound: reason.is_none(), reason })
+    })
 }
 
 /// Prints all rules, one rule, its explanation, or the matrix of choices.
@@ -129,7 +173,7 @@ fn recipe(rule: &NamedRule) -> Option<String> {
 /// [`CommandError::Input`] for an unknown name, with the closest one.
 pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     match (&args.command, &args.name) {
-        (Some(Command::Matrix), _) => output::line(markdown().trim_end()),
+        (Some(Command::Matrix), _) => matrix(global),
         (Some(Command::Explain { name, sizes }), _) => explain(find(name)?, *sizes, global),
         (None, Some(name)) => list(&[find(name)?], args.sizes, global),
         (None, None) => {
@@ -141,10 +185,34 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
 
 fn find(name: &str) -> Result<&'static NamedRule, CommandError> {
     named::by_name(name).ok_or_else(|| {
+        if MixerConfig::NAMES.contains(&name) || ChannelMixerConfig::NAMES.contains(&name) {
+            return CommandError::input(format_args!(
+                "{}; `fastweight options {name}` lists its options",
+                no_rule(name)
+            ));
+        }
         let known: Vec<&str> = named::all().map(|rule| rule.name).collect();
         let unknown = names::unknown("rule", name, &known);
         CommandError::input(format_args!("{unknown}; `fastweight rules` lists them all"))
     })
+}
+
+/// What a layer of recipes is that is no rule.
+fn no_rule(layer: &str) -> String {
+    let inside = |what, rules| {
+        format!("{layer} is no rule of its own but {what}; the rule inside is {rules} (`fastweight rules`)")
+    };
+    match layer {
+        "titans_mac" | "titans_mag" | "titans_mal" => {
+            inside("attention beside a memory", "titans_mlp, or titans with memory = \"matrix\"")
+        }
+        "rwkv7_dea" => inside("attention over small caches beside a memory", "rwkv7"),
+        "rule" => inside(
+            "the layer of any sound combination of the four choices (`fastweight rules matrix`)",
+            "what they say",
+        ),
+        _ => format!("{layer} is no rule: it is a channel mixer, a map of each token without a memory"),
+    }
 }
 
 fn list(rules: &[&NamedRule], sizes: SizeArgs, global: &Global) -> Result<(), CommandError> {
@@ -176,6 +244,7 @@ fn card(line: &Line, sizes: Sizes) -> String {
         "{}: {} bytes for H = {heads}, K = {key}, V = {value}, T = {tokens}",
         line.state_size, line.state_bytes
     );
+    let none = line.no_recipe.map(|reason| format!("none: {reason}"));
     let rows = [
         ("architecture", Some(line.architecture)),
         ("attentional bias", Some(line.attentional_bias)),
@@ -184,7 +253,7 @@ fn card(line: &Line, sizes: Sizes) -> String {
         ("equation", Some(line.equation)),
         ("objective", line.objective),
         ("state", Some(&state)),
-        ("recipe", line.recipe.as_deref()),
+        ("recipe", line.recipe.as_deref().or(none.as_deref())),
         ("source", Some(line.source)),
     ];
     for (choice, text) in rows {

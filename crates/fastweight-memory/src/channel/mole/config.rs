@@ -19,8 +19,10 @@ const MOST_EXPERTS: usize = 4096;
 #[serde(default, deny_unknown_fields)]
 pub struct MoleConfig {
     /// Experts, all of them active at every token.
+    #[schemars(range(min = 1, max = MOST_EXPERTS))]
     pub experts: usize,
     /// Channels inside an expert; as many as the shared map has when absent.
+    #[schemars(range(min = 1, max = MOST_HIDDEN))]
     pub expert_hidden: Option<usize>,
     /// Whether a SwiGLU of the hidden state stands beside the experts.
     pub shared: bool,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use fastweight::memory::names::types_in_words;
 use serde::Deserialize;
 
 use crate::error::CommandError;
@@ -71,7 +72,7 @@ impl Numbers {
                 let name = path.display().to_string();
                 let text = std::fs::read_to_string(path).map_err(|cause| {
                     CommandError::input(format_args!(
-                        "cannot read {name}: {cause}; give a file made like seed_demo.json"
+                        "cannot read {name}: {cause}; `fastweight demo --help` says what the file holds"
                     ))
                 })?;
                 (name, text)
@@ -79,10 +80,11 @@ impl Numbers {
         };
         let wrong = |reason: String| {
             CommandError::input(format_args!(
-                "{name} does not have the layout of seed_demo.json: {reason}; leave --numbers out to use the embedded one"
+                "{name} does not have the layout that `fastweight demo --help` describes: {reason}; leave --numbers out to use the embedded one"
             ))
         };
-        let numbers: Self = serde_json::from_str(&text).map_err(|cause| wrong(cause.to_string()))?;
+        let numbers: Self =
+            serde_json::from_str(&text).map_err(|cause| wrong(types_in_words(&cause.to_string())))?;
         let time = numbers.q.len();
         let lengths =
             [&numbers.v, &numbers.elu1_explicit, &numbers.elu1_recurrent, &numbers.softmax].map(Vec::len);
