@@ -34,6 +34,7 @@ mod cpu;
 mod cpu_blend;
 mod cpu_norm;
 mod factors;
+mod kernel;
 mod network;
 mod orthogonal;
 mod pieces;
@@ -124,6 +125,9 @@ pub fn deep_memory(
     let state = if moving { state.with_momentum() } else { state }.with_window(memory, [heads, key, value]);
     if tokens.q.dims()[1] == 0 {
         return Ok((tokens.v, state));
+    }
+    if fused && kernel::supports(memory) {
+        return Ok(kernel::run(memory, norm, tokens, state, offsets));
     }
     Ok(sequences::run_all(memory, norm, fused, tokens, state, offsets))
 }
