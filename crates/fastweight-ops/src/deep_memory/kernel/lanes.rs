@@ -6,18 +6,6 @@ use crate::deep_memory::cpu::derivatives;
 use crate::kernel::simd::{InstructionSet, Kernel, Lanes, dispatch};
 use crate::kernel::tile::{Matrix, copy_in, copy_out, transpose};
 
-/// Runs `body` for every register of `rows` rows of `width` lanes: `(offset in a matrix, offset in a row)`.
-#[inline(always)]
-pub(super) fn each<L: Lanes>(rows: usize, width: usize, mut body: impl FnMut(usize, usize)) {
-    for row in 0..rows {
-        let mut lane = 0;
-        while lane < width {
-            body(row * width + lane, lane);
-            lane += L::COUNT;
-        }
-    }
-}
-
 /// Declares a pass: a kernel whose matrices are whole registers of a workspace.
 macro_rules! pass {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)? } $x:ident, $lanes:ident => $body:block) => {
@@ -98,10 +86,14 @@ pass! {
     /// Every token's column times `sign` and its factor, to `to`.
     Scale { x: Matrix, factor: *const f32, sign: f32, to: Matrix, rows: usize }
     x, L => {
-        each::<L>(x.rows, x.x.stride, |at, lane| {
+        let mut lane = 0;
+        while lane < x.x.stride {
             let factor = L::load(x.factor.add(lane)).mul(L::splat(x.sign));
-            L::load(x.x.start.add(at)).mul(factor).store(x.to.start.add(at));
-        });
+            for row in 0..x.rows {
+                L::load(x.x.at(row, lane)).mul(factor).store(x.to.at(row, lane));
+            }
+            lane += L::COUNT;
+        }
     }
 }
 
@@ -122,7 +114,10 @@ pass! {
         let width = x.d.stride;
         let mut lane = 0;
         while lane < width {
-            let factor = x.factor.map_or(L::splat(x.sign), |f| L::load(f.add(lane)).mul(L::splat(x.sign)));
+            let mut factor = L::splat(x.sign);
+            if let Some(factors) = x.factor {
+                factor = factor.mul(L::load(factors.add(lane)));
+            }
             let mut sum = [L::splat(0.0); 2];
             for row in 0..x.rows {
                 let at = row * width + lane;
@@ -166,20 +161,23 @@ pass! {
         rows: usize,
     }
     x, L => {
-        each::<L>(x.rows, x.x.stride, |at, _| {
-            let mut number = L::load(x.x.start.add(at));
-            if let Some((weight, bias)) = x.norm {
-                let row = at / x.x.stride;
-                number = number.mul_add(L::splat(*weight.add(row)), L::splat(*bias.add(row)));
+        for row in 0..x.rows {
+            let mut lane = 0;
+            while lane < x.x.stride {
+                let mut number = L::load(x.x.at(row, lane));
+                if let Some((weight, bias)) = x.norm {
+                    number = number.mul_add(L::splat(*weight.add(row)), L::splat(*bias.add(row)));
+                }
+                if let Some(plus) = x.plus {
+                    number = number.add(L::load(plus.at(row, lane)));
+                }
+                if let Some(minus) = x.minus {
+                    number = number.sub(L::load(minus.at(row, lane)));
+                }
+                number.store(x.to.at(row, lane));
+                lane += L::COUNT;
             }
-            if let Some(plus) = x.plus {
-                number = number.add(L::load(plus.start.add(at)));
-            }
-            if let Some(minus) = x.minus {
-                number = number.sub(L::load(minus.start.add(at)));
-            }
-            number.store(x.to.start.add(at));
-        });
+        }
     }
 }
 

@@ -37,6 +37,11 @@ pub(super) fn supports(memory: &DeepMemory) -> bool {
     memory.window == 1 && !memory.newton_schulz
 }
 
+/// Tokens between two points whose weights a long sequence keeps for the backward pass, where the kernel runs.
+pub(super) fn saved_every(memory: &DeepMemory) -> Option<usize> {
+    supports(memory).then(|| plan::group_tokens(memory.chunk))
+}
+
 /// A deep memory on slices. Inputs `[q, k, v, current]`, then where they are there `[start, momentum]`, each
 /// `[N,H,count]` with the layers one behind the other, the scalars one behind the other, the LayerNorm's weight and
 /// bias `[2,H,V]`. Outputs `[o, weights [N,H,1 or 2,count]]` (current, start), then the momentum where there is one.

@@ -1,6 +1,6 @@
 //! The LayerNorm over the features of tokens in lanes, its gradient, and the gradient of that.
 
-use super::lanes::{each, pass};
+use super::lanes::pass;
 use crate::kernel::simd::{InstructionSet, Kernel, Lanes, dispatch};
 use crate::kernel::tile::Matrix;
 
@@ -181,9 +181,8 @@ pass! {
     /// The lanes of every feature added up, `count` of them.
     Reduce { sums: Matrix, to: *mut f32, count: usize }
     x, L => {
-        each::<L>(x.count, L::COUNT, |at, _| {
-            let row = at / L::COUNT;
+        for row in 0..x.count {
             *x.to.add(row) = L::load(x.sums.at(row, 0)).sum();
-        });
+        }
     }
 }

@@ -68,6 +68,11 @@ fn groups(pieces: &[Piece]) -> Vec<Range<usize>> {
     groups
 }
 
+/// Tokens of a whole group of chunks of this length.
+pub(super) fn group_tokens(chunk: usize) -> usize {
+    chunk * GROUP.div_ceil(chunk.div_ceil(PIECE))
+}
+
 /// One head of one sequence.
 #[derive(Debug, Clone)]
 pub(super) struct Task {

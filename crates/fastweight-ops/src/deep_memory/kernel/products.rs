@@ -1,26 +1,33 @@
 //! Sums of matrix products in register tiles: the one shape of every product of the kernel.
 
+#![allow(clippy::needless_range_loop, reason = "tiles are indexed by row and register")]
+
 use crate::kernel::simd::{InstructionSet, Kernel, Lanes, dispatch};
 use crate::kernel::tile::{Matrix, accumulate, column_tiles, store};
 
 /// `A B` over `depth` columns of A, which may be read transposed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Term {
-    a: *const f32,
-    a_row: usize,
-    a_depth: usize,
+    a: Matrix,
+    by: Reading,
     b: Matrix,
     depth: usize,
 }
 
+#[derive(Debug, Clone, Copy)]
+enum Reading {
+    Rows,
+    Columns,
+}
+
 /// `A B`.
 pub(super) fn plain(a: Matrix, b: Matrix, depth: usize) -> Term {
-    Term { a: a.start, a_row: a.stride, a_depth: 1, b, depth }
+    Term { a, by: Reading::Rows, b, depth }
 }
 
 /// `A^T B`.
 pub(super) fn transposed(a: Matrix, b: Matrix, depth: usize) -> Term {
-    Term { a: a.start, a_row: 1, a_depth: a.stride, b, depth }
+    Term { a, by: Reading::Columns, b, depth }
 }
 
 /// What a sum of products is added to.
@@ -89,16 +96,66 @@ unsafe fn rows<L: Lanes, const M: usize, const N: usize>(column: usize, x: &Sum<
         unsafe {
             let mut acc = start::<L, M, N>(row, column, x);
             for term in x.terms {
-                let a = (term.a.add(row * term.a_row), term.a_row, term.a_depth);
-                accumulate(&mut acc, term.depth, a, (term.b.at(0, column), term.b.stride));
+                let b = (term.b.at(0, column).cast_const(), term.b.stride);
+                match term.by {
+                    Reading::Rows => by_rows(&mut acc, term.depth, term.a.at(row, 0), term.a.stride, b),
+                    Reading::Columns => {
+                        accumulate(&mut acc, term.depth, (term.a.at(0, row), 1, term.a.stride), b);
+                    }
+                }
             }
             if x.flush {
-                acc = acc.map(|row| row.map(L::flush_tiny));
+                // No closures: they would not be compiled for the instruction set.
+                for row in &mut acc {
+                    for register in row {
+                        *register = register.flush_tiny();
+                    }
+                }
             }
             store(&acc, x.out.at(row, column), x.out.stride);
         }
         row += M;
     }
+}
+
+/// `acc += A B` with four addresses of A for every pointer that moves: sixteen pointers would not fit the registers.
+///
+/// # Safety
+/// The CPU supports `L`; M rows of A and `depth` rows of B are readable.
+#[inline(always)]
+unsafe fn by_rows<L: Lanes, const M: usize, const N: usize>(
+    acc: &mut [[L; N]; M],
+    depth: usize,
+    a: *const f32,
+    stride: usize,
+    (b, b_stride): (*const f32, usize),
+) {
+    let mut sums = *acc;
+    let mut bases = [a; 4];
+    for (k, base) in bases.iter_mut().enumerate().take(M / 4) {
+        *base = a.wrapping_add(4 * k * stride);
+    }
+    let mut b = b;
+    for _ in 0..depth {
+        // SAFETY: addresses as the caller vouches; the last step may leave them one past the end.
+        unsafe {
+            let mut row = [L::splat(0.0); N];
+            for (n, register) in row.iter_mut().enumerate() {
+                *register = L::load(b.add(n * L::COUNT));
+            }
+            for k in 0..M / 4 {
+                for r in 0..4 {
+                    let factor = L::splat(*bases[k].add(r * stride));
+                    for n in 0..N {
+                        sums[4 * k + r][n] = factor.mul_add(row[n], sums[4 * k + r][n]);
+                    }
+                }
+                bases[k] = bases[k].wrapping_add(1);
+            }
+            b = b.wrapping_add(b_stride);
+        }
+    }
+    *acc = sums;
 }
 
 #[inline(always)]
