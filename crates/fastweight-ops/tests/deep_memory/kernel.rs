@@ -150,7 +150,7 @@ fn extreme_factors() {
 #[test]
 fn what_fades_becomes_zero() {
     let memory = DeepMemory { expansion: 2, residual: false, ..DeepMemory::default() };
-    let mut problem = Problem::new(memory, &Sizes::of(1, 700, 1, 6), Parts { norm: false, ..ALL }, 0, 71);
+    let mut problem = Problem::new(memory, &Sizes::of(1, 900, 1, 6), Parts { norm: false, ..ALL }, 0, 71);
     for (name, array) in &mut problem.inputs {
         match name.as_str() {
             "rate" => array.values.fill(0.0),
