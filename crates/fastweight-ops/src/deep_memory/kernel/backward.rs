@@ -292,14 +292,14 @@ impl Head<'_> {
                 self.shorten_backward(x, &mut numbers.rate_momentum_decay[0]);
             }
         }
-        for i in 1..work.layers.len() {
-            let (before, x) = (work.layers[i - 1], work.layers[i]);
+        for (pair, start) in work.layers.windows(2).zip(&start[1..]) {
+            let (before, x) = (pair[0], pair[1]);
             let count = before.layer.to * width;
             let (a, sign) = (before.d_written, 1.0);
             Multiply { a, b: before.slope, sign, to: x.d_raw, count, add: false }.run(set);
             Multiply { a, b: before.raw, sign, to: before.d_z, count, add: false }.run(set);
             Multiply { a: before.d_z, b: before.curve, sign, to: before.d_z, count, add: false }.run(set);
-            let terms = [transposed(start[i], x.d_raw, x.layer.inputs)];
+            let terms = [transposed(*start, x.d_raw, x.layer.inputs)];
             self.sum(x.d_written, Start::Target, &terms, x.layer.to);
         }
         let last = &work.layers[work.layers.len() - 1];

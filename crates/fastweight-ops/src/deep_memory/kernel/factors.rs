@@ -148,8 +148,8 @@ impl Table {
         let last = count - 1;
         let [d_rate, d_momentum, d_decay] = to;
         if self.rules.reading {
-            for t in 0..count {
-                d_rate[t] += d.carry[t] + (0..=t).map(|s| d.mix[s * width + t]).sum::<f32>();
+            for (t, d_rate) in d_rate.iter_mut().enumerate().take(count) {
+                *d_rate += d.carry[t] + (0..=t).map(|s| d.mix[s * width + t]).sum::<f32>();
             }
             d_rate[last] += d.end_carry + d.end_mix[..count].iter().sum::<f32>();
             return;

@@ -72,12 +72,12 @@ impl Errors<'_> {
             InnerLoss::Squared => {}
             InnerLoss::DotProduct => d.numbers.fill(0.0),
             InnerLoss::Huber => {
-                for token in 0..self.tokens {
+                for (token, d_threshold) in d_threshold.iter_mut().enumerate().take(self.tokens) {
                     let (threshold, square) = (self.threshold(token), gap.dot(&gap, token));
                     if square > threshold * threshold {
                         let norm = square.sqrt();
                         let along = gap.dot(&d, token);
-                        d_threshold[token] += along / norm;
+                        *d_threshold += along / norm;
                         for at in (token..d.numbers.len()).step_by(d.width) {
                             let across = d.numbers[at] - gap.numbers[at] * along / square;
                             d.numbers[at] = across * threshold / norm;

@@ -170,7 +170,7 @@ impl Layer {
     /// Numbers from a row to the next in a workspace: an odd number of cache lines, so that rows spread over the
     /// first-level cache.
     pub fn stride(&self) -> usize {
-        (self.columns / PAD | 1) * PAD
+        ((self.columns / PAD) | 1) * PAD
     }
 }
 
