@@ -7,7 +7,9 @@ use std::time::Duration;
 use burn::tensor::{Device, Tensor, TensorData};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use fastweight_ops::Path;
-use fastweight_ops::deep_memory::{Activation, DeepGate, DeepMemory, DeepNorm, DeepState, DeepTokens, deep_memory};
+use fastweight_ops::deep_memory::{
+    Activation, DeepGate, DeepMemory, DeepNorm, DeepState, DeepTokens, deep_memory,
+};
 use fastweight_ops::delta::cpu::{self as delta, FusedDelta};
 use fastweight_ops::dplr::cpu::FusedDplr;
 use fastweight_ops::fused::FusedOp;
