@@ -95,7 +95,9 @@ fn peak_memory_grows_linearly_with_the_stated_slope() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     let shapes =
         [(1, 16, false), (2, 16, false), (2, 32, true), (4, 16, false), (2, 64, false), (2, 128, false)];
-    let cases = [false, true].into_iter().flat_map(|outputs| shapes.map(|shape| (shape, outputs)));
+    // Chunks of 128 tokens are for the kernel, which gates for every output do not have.
+    let with_outputs = shapes.into_iter().filter(|(_, chunk, _)| *chunk < 128);
+    let cases = shapes.map(|shape| (shape, false)).into_iter().chain(with_outputs.map(|shape| (shape, true)));
     for ((depth, chunk, proximal), outputs) in cases {
         let memory = DeepMemory { depth, chunk, proximal, ..DeepMemory::default() };
         let peak = |time: usize| pool.install(|| peak(&memory, time, outputs));
