@@ -6,7 +6,7 @@ use fastweight_ops::Offsets;
 
 use crate::layers::{
     Comba, DeltaNet, DeltaProduct, Dla, Elu1LinearAttention, GatedDeltaNet, GatedLinearAttention, Hgrn2,
-    KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Lstm, Mamba2, MirasMemory,
+    KimiDeltaAttention, Layer, LightningAttention, LinearAttention, Lstm, Mamba2, MemoryLoad, MirasMemory,
     MixtureOfMemories, RetNet, RuleMemory, Rwkv7, Rwkv7Dea, SoftmaxAttention, Srwm, Titans, TitansMac,
     TitansMag, TitansMal, TitansMlp, TttLinear, TttMlp,
 };
@@ -26,8 +26,8 @@ pub struct Shared {
     pub residual: Option<Tensor<3>>,
     /// Vectors of any token, for layers that remember tokens.
     pub vectors: Option<TokenVectors>,
-    /// Load-balance losses `[1]` of the layers that route tokens, in order: 1 where all parts are as busy.
-    pub balance: Vec<Tensor<1>>,
+    /// How tokens spread in the layers that route them, in order.
+    pub loads: Vec<MemoryLoad>,
 }
 
 /// One of the memory layers; parameters keep the layer's own names.

@@ -80,9 +80,9 @@ fn the_balance_reaches_what_the_layers_share_and_trains_the_router() {
     let x = input([1, 6, WIDTH], 3, &device);
     let mut shared = Shared::default();
     layer.forward_shared(x.clone(), None, None, &mut shared).unwrap();
-    let [balance] = &shared.balance[..] else { panic!("one layer, one loss") };
-    assert_eq!(values(balance), values(&layer.load(x).unwrap().balance));
-    let gradients = gradients(&layer, &balance.backward());
+    let [load] = &shared.loads[..] else { panic!("one layer, one loss") };
+    assert_eq!(values(&load.balance), values(&layer.load(x).unwrap().balance));
+    let gradients = gradients(&layer, &load.balance.backward());
     for (name, gradient) in gradients {
         let trained = gradient.is_some_and(|gradient| gradient.iter().any(|g| *g != 0.0));
         assert_eq!(trained, name == "router.weight", "{name}");

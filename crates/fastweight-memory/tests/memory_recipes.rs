@@ -146,6 +146,22 @@ fn sizes_that_do_not_fit_say_what_to_change() {
     assert!(message.contains("dla: forget_shift is NaN"), "{message}");
 }
 
+/// A map of 24 numbers to a gate for each of 2 heads' 4 * 12 hidden and 12 value channels, in place of one a head.
+#[test]
+fn channel_gates_are_counted() {
+    let ctx = LayerContext::new(24, 2);
+    for kind in ["titans_mlp", "titans_mac", "titans_mag", "titans_mal"] {
+        let [heads, channels] = [false, true].map(|gates| -> MixerConfig {
+            toml::from_str(&format!("kind = '{kind}'\nchannel_gates = {gates}")).unwrap()
+        });
+        let more = channels.parameter_count(&ctx) - heads.parameter_count(&ctx);
+        assert_eq!(more, 3 * 24 * 2 * (4 * 12 + 12 - 1), "{kind}");
+        assert_eq!(channels.state_size(&ctx, 9), heads.state_size(&ctx, 9), "{kind}");
+        let [heads, channels] = [heads, channels].map(|mixer| mixer.deep_training_bytes(&ctx).unwrap());
+        assert_eq!(channels - heads, 2 * (4 * 12 + 12) * 16 * 4, "{kind}");
+    }
+}
+
 #[test]
 fn a_size_that_is_refused_is_not_multiplied_out() {
     for recipe in [

@@ -33,6 +33,62 @@ fn scaled(mixer: &Mixer, factor: f32, change: &str) -> Mixer {
     changed.unwrap()
 }
 
+/// The same parameters, the columns of each gate of a head repeated for its value channels.
+fn with_equal_channels(per_head: &Mixer, channels: Mixer) -> Mixer {
+    let weights = export(per_head);
+    let spread = import(channels, |info| {
+        let (_, data) = weights.iter().find(|(name, _)| *name == info.name)?;
+        let values: Vec<f32> = data.iter::<f32>().collect();
+        let times = info.shape.iter().product::<usize>() / values.len();
+        let values = values.iter().flat_map(|x| std::iter::repeat_n(*x, times)).collect();
+        Some(burn::tensor::TensorData::new(values, info.shape.clone()))
+    });
+    spread.unwrap()
+}
+
+#[test]
+fn equal_channel_gates_are_gates_of_the_head() {
+    let device = Device::flex();
+    let x = input([2, 40, WIDTH], 7, &device);
+    let options = ["'titans'", "'titans_mac'\nmemory = 'matrix'\nsegment = 8\npersistent = 2"];
+    for recipe in options.map(|options| format!("kind = {options}")) {
+        let ((per_head, _), (other, _)) = (mixer(&recipe), mixer(&format!("{recipe}\nchannel_gates = true")));
+        let channels = with_equal_channels(&per_head, other.clone());
+        assert_close(&recipe, &output(&channels, &x), &output(&per_head, &x), 1e-6);
+        assert_eq!(first_difference(&output(&other, &x), &output(&channels, &x)), Some(0), "{recipe}");
+        let (Mixer::Titans(per_head), Mixer::Titans(channels)) = (per_head, channels) else { continue };
+        let [expected, found] = [per_head, channels].map(|layer| layer.surprise(x.clone()).unwrap());
+        let pairs = [
+            (found.gradient, expected.gradient),
+            (found.theta, expected.theta),
+            (found.eta, expected.eta),
+            (found.alpha, expected.alpha),
+        ];
+        for (found, expected) in pairs {
+            assert_eq!(found.dims(), [2, 40, 2]);
+            assert_close("surprise", &values(&found), &values(&expected), 1e-6);
+        }
+    }
+}
+
+#[test]
+fn surprise_shows_the_mean_of_channel_gates() {
+    let device = Device::flex();
+    let x = input([2, 9, WIDTH], 8, &device);
+    let (Mixer::Titans(layer), _) = mixer("kind = 'titans'\nchannel_gates = true\ntheta_max = 0.5") else {
+        panic!("another layer");
+    };
+    let shown = layer.surprise(x.clone()).unwrap();
+    let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+    let mean = |map: &burn::nn::Linear, to: &dyn Fn(f32) -> f32| -> Vec<f32> {
+        let all = values(&map.forward(x.clone()));
+        all.chunks(5).map(|head| head.iter().map(|x| to(*x)).sum::<f32>() / 5.0).collect()
+    };
+    assert_close("theta", &values(&shown.theta), &mean(&layer.theta, &|x| 0.5 * sigmoid(x)), 1e-6);
+    assert_close("eta", &values(&shown.eta), &mean(&layer.eta, &sigmoid), 1e-6);
+    assert_close("alpha", &values(&shown.alpha), &mean(&layer.alpha, &|x| sigmoid(x - 4.0)), 1e-6);
+}
+
 const ALL: [&str; 6] = [
     "kind = 'titans_mac'\nsegment = 8\npersistent = 2",
     "kind = 'titans_mac'\nmemory = 'matrix'\nsegment = 8\npersistent = 2",

@@ -273,7 +273,13 @@ impl ModelConfig {
 
     /// Whether some layer routes tokens and has a load-balance loss.
     pub fn routes(&self) -> bool {
-        self.mixers.iter().take(self.layers).any(MixerConfig::routes)
+        self.routing_layers().next().is_some()
+    }
+
+    /// The layers that route tokens, in the order a model passes them, round by round.
+    pub fn routing_layers(&self) -> impl Iterator<Item = usize> {
+        let layers = move || (0..self.layers).filter(|layer| self.mixer(*layer).routes());
+        (0..self.rounds).flat_map(move |_| layers())
     }
 
     /// Bytes of one session's state after `tokens` tokens, layer by layer and round by round.

@@ -5,6 +5,7 @@ use burn::nn::Linear;
 use burn::tensor::module::linear as affine;
 use burn::tensor::{Device, Int, Tensor};
 use fastweight_memory::init::placeholder;
+use fastweight_memory::layers::MemoryLoad;
 use fastweight_memory::parameters::{self, ParameterInfo};
 use fastweight_memory::{MemoryError, Norm, Shared, State, TokenVectors};
 use fastweight_ops::{Offsets, is_flex};
@@ -56,8 +57,8 @@ pub struct Reading {
     pub hidden: Tensor<3>,
     /// The state after the tokens.
     pub state: ModelState,
-    /// Load-balance losses `[1]` of the layers that route tokens, in order: 1 where all parts are as busy.
-    pub balance: Vec<Tensor<1>>,
+    /// How tokens spread in the layers that route them, in order, round by round.
+    pub loads: Vec<MemoryLoad>,
     /// How long the tokens took, where they halt.
     pub pondering: Option<Pondering<3>>,
 }
@@ -124,13 +125,14 @@ impl LanguageModel {
         let (x, mut shared) = self.embed(tokens)?;
         let (x, state, pondering) =
             self.pass(x, state, |block, x, state| block.forward(x, state, offsets, &mut shared))?;
-        Ok(Reading { hidden: self.norm.forward(x)?, state, balance: shared.balance, pondering })
+        Ok(Reading { hidden: self.norm.forward(x)?, state, loads: shared.loads, pondering })
     }
 
     /// What a training adds to its loss for a reading, `[1]`: the load-balance losses times `balance`, and the ponder cost times
     /// its factor. None where there is neither.
     pub fn auxiliary_loss(&self, reading: &Reading, balance: f64) -> Option<Tensor<1>> {
-        let balances = reading.balance.iter().filter(|_| balance != 0.0).map(|loss| loss.clone() * balance);
+        let loads = reading.loads.iter().filter(|_| balance != 0.0);
+        let balances = loads.map(|load| load.balance.clone() * balance);
         let cost = self.config.halting.as_ref().map_or(0.0, |halting| halting.ponder_cost);
         let ponder =
             reading.pondering.iter().filter(|_| cost != 0.0).map(|pondering| pondering.cost() * cost);
@@ -230,7 +232,7 @@ impl LanguageModel {
             embedded: Some(x.clone()),
             residual: None,
             vectors: Some(vectors),
-            balance: Vec::new(),
+            loads: Vec::new(),
         };
         Ok((x, shared))
     }

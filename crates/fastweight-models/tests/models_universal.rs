@@ -70,7 +70,7 @@ fn a_round_is_the_signal_and_then_every_block() {
     let ids = tokens(2, 9);
     let x = (0..3).fold(embedded(&model, ids.clone()), |x, r| round(&model, x, r));
     let reading = model.read(ids, None, None).unwrap();
-    assert!(reading.pondering.is_none() && reading.balance.is_empty());
+    assert!(reading.pondering.is_none() && reading.loads.is_empty());
     assert_close("hidden", &values(&reading.hidden), &values(&model.norm.forward(x).unwrap()));
 }
 

@@ -184,8 +184,13 @@ fn recurrent(c: &mut Criterion) {
         sequence(c, &format!("dplr/{name}"), &FusedDplr { dims: d.clone() }, &inputs);
         let factors: Vec<f32> = gates(n, strength).iter().map(|g| g.exp()).collect();
         let write = vec![1.0; n];
-        let inputs = [&q, &k, &k, &v, &factors, &factors, &write, &beta, &state, &state].map(Clone::clone);
-        sequence(c, &format!("titans/{name}"), &FusedMomentumDelta { dims: d.clone() }, &inputs);
+        let inputs = [&q, &k, &k, &v, &factors, &factors, &beta, &state, &state, &write].map(Clone::clone);
+        let titans = |channel_gates| FusedMomentumDelta { dims: d.clone(), channel_gates };
+        sequence(c, &format!("titans/{name}"), &titans(false), &inputs);
+        let factors: Vec<f32> = gate.iter().map(|g| g.exp()).collect();
+        let rates: Vec<f32> = beta.iter().flat_map(|&x| [x; 64]).collect();
+        let inputs = [&q, &k, &k, &v, &factors, &factors, &rates, &state, &state].map(Clone::clone);
+        sequence(c, &format!("titans_channelwise/{name}"), &titans(true), &inputs);
     }
     let ttt = FusedTtt { dims: d.clone(), mini_batch: 16, position: vec![0; d.batch] };
     sequence(c, "ttt_linear", &ttt, &ttt_inputs(&d));

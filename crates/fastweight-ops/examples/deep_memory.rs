@@ -1,4 +1,4 @@
-//! Trains through a deep memory and reports losses and time: `deep_memory DEPTH CONTEXT STEPS [HEADS SIZE CHUNK BATCH PROXIMAL RATE DECAY]`.
+//! Trains through a deep memory and reports losses and time: `deep_memory DEPTH CONTEXT STEPS [HEADS SIZE CHUNK BATCH PROXIMAL RATE DECAY OUTPUTS]`.
 //!
 //! The long run of the test suite's `nothing_stops_being_a_number`: depth 4, context 4096, 100 steps.
 
@@ -30,6 +30,7 @@ fn main() -> Result<(), String> {
         steps: number(2, 100),
         rate: real(8, 0.02),
         decay: real(9, 0.001),
+        outputs: number(10, 0) == 1,
         path: Path::Auto,
     };
     let trained = training.run()?;

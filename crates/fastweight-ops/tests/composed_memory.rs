@@ -9,7 +9,7 @@ use fastweight_ops::delta::delta_rule;
 use fastweight_ops::dplr::dplr;
 use fastweight_ops::gla::gated_linear_attention;
 use fastweight_ops::kda::kimi_delta_attention;
-use fastweight_ops::titans::titans_memory;
+use fastweight_ops::titans::{titans_memory, titans_memory_channelwise};
 use fastweight_ops::{Path, SequenceOptions};
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
@@ -52,7 +52,7 @@ const HEADS: usize = 2;
 type Call = fn([Tensor<4>; 4], Tensor<3>, &SequenceOptions) -> Tensor<4>;
 
 /// With the kilobytes a token and head, for heads of 64 by 64 in float32, that the docs state.
-const CALLS: [(&str, Call, f64); 5] = [
+const CALLS: [(&str, Call, f64); 6] = [
     (
         "delta",
         |[q, k, v, _], number, options| {
@@ -94,6 +94,16 @@ const CALLS: [(&str, Call, f64); 5] = [
             Tensor::cat(vec![o, s.swap_dims(1, 2)], 1)
         },
         10.0,
+    ),
+    (
+        "titans with channel gates",
+        |[q, k, v, gate], _, options| {
+            let gate = gate.neg();
+            let (theta, eta, alpha) = (gate.clone(), gate.clone(), gate);
+            let (o, _, s) = titans_memory_channelwise(q, k, v, theta, eta, alpha, None, options).unwrap();
+            Tensor::cat(vec![o, s.swap_dims(1, 2)], 1)
+        },
+        42.0,
     ),
 ];
 

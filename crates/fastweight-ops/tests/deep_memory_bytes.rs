@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Path;
-use fastweight_ops::deep_memory::{DeepMemory, DeepNorm, DeepState, DeepTokens, deep_memory};
+use fastweight_ops::deep_memory::{DeepGate, DeepMemory, DeepNorm, DeepState, DeepTokens, deep_memory};
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
@@ -47,20 +47,26 @@ const HEADS: usize = 2;
 const SIZE: usize = 32;
 
 /// The most bytes held at once during a forward and a backward pass, beyond those held before.
-fn peak(memory: &DeepMemory, time: usize) -> usize {
+fn peak(memory: &DeepMemory, time: usize, outputs: bool) -> usize {
     let device = Device::flex().autodiff();
     let vector = |phase: f32| {
         let ramp = Tensor::<1, burn::tensor::Int>::arange(0..(time * HEADS * SIZE) as i64, &device).float();
         (ramp * 0.7 + phase).sin().reshape([1, time, HEADS, SIZE]).require_grad()
     };
-    let number = |x: f32| Tensor::<3>::full([1, time, HEADS], x, &device).require_grad();
+    let number = |x: f32| {
+        let all = [1, time, HEADS, memory.output_count(SIZE, SIZE)];
+        Some(match outputs {
+            true => DeepGate::Outputs(Tensor::full(all, x, &device).require_grad()),
+            false => DeepGate::Heads(Tensor::full([1, time, HEADS], x, &device).require_grad()),
+        })
+    };
     let tokens = DeepTokens {
         q: vector(0.0),
         k: vector(1.0),
         v: vector(2.0),
-        rate: Some(number(0.001)),
-        momentum: Some(number(0.5)),
-        decay: Some(number(0.001)),
+        rate: number(0.001),
+        momentum: number(0.5),
+        decay: number(0.001),
         threshold: None,
     };
     let weight = |[from, to]: [usize; 2]| {
@@ -85,14 +91,17 @@ fn peak(memory: &DeepMemory, time: usize) -> usize {
 
 #[test]
 fn peak_memory_grows_linearly_with_the_stated_slope() {
-    for (depth, chunk) in [(1, 16), (2, 16), (2, 32), (4, 16), (2, 64)] {
+    let shapes = [(1, 16), (2, 16), (2, 32), (4, 16), (2, 64)];
+    for ((depth, chunk), outputs) in [false, true].into_iter().flat_map(|o| shapes.map(|shape| (shape, o))) {
         let memory = DeepMemory { depth, chunk, ..DeepMemory::default() };
-        peak(&memory, 64);
-        let at: Vec<usize> = [256, 512, 2048].into_iter().map(|time| peak(&memory, time)).collect();
+        peak(&memory, 64, outputs);
+        let at: Vec<usize> = [256, 512, 2048].into_iter().map(|time| peak(&memory, time, outputs)).collect();
         let slopes = [(at[1] - at[0]) / 256 / HEADS, (at[2] - at[1]) / 1536 / HEADS];
-        let stated = memory.training_bytes(SIZE, SIZE, true);
-        let label =
-            format!("depth {depth}, chunk {chunk}: {slopes:?} bytes a token and head, stated {stated}");
+        let more = if outputs { memory.output_gate_bytes(SIZE, SIZE) } else { 0 };
+        let stated = memory.training_bytes(SIZE, SIZE, true) + more;
+        let label = format!(
+            "depth {depth}, chunk {chunk}, outputs {outputs}: {slopes:?} bytes a token and head, stated {stated}"
+        );
         println!("{label}");
         assert!(slopes[1] <= stated && slopes[1] * 3 > stated * 2, "{label}");
         // Memory that grew with the square would give a second slope of more than three times the first.

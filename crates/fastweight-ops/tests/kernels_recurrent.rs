@@ -7,8 +7,14 @@ use support::asserts::assert_same;
 use support::random::{Gates, Sizes, problem};
 use support::{Form, Operator, Outcome, Problem, run};
 
-const RECURRENT: [Operator; 5] =
-    [Operator::Gla, Operator::Kda, Operator::Dplr, Operator::MomentumDelta, Operator::Titans];
+const RECURRENT: [Operator; 6] = [
+    Operator::Gla,
+    Operator::Kda,
+    Operator::Dplr,
+    Operator::MomentumDelta,
+    Operator::Titans,
+    Operator::TitansChannels,
+];
 
 fn compute(problem: &Problem, form: Form) -> Outcome {
     run(problem, form).unwrap_or_else(|error| panic!("{}: {error}", form.name()))

@@ -362,3 +362,30 @@ fn short_texts_and_zero_sizes_say_what_to_change() {
         assert!(error.to_string().contains(words), "{error}");
     }
 }
+
+#[test]
+fn a_tokenizer_that_loses_text_is_seen() {
+    let exact = |text: &str, tokenizer: &Tokenizer| {
+        let whole = TextDataset::held_out(&source(text), tokenizer, 1).unwrap();
+        assert!(whole.train_tokens().is_empty());
+        assert_eq!(whole.held_out_bytes(), text.len());
+        whole.is_exact()
+    };
+    let text = "the other \u{1f600} thing  twice\n";
+    assert!(exact(text, &Tokenizer::Byte));
+    assert!(exact(text, &byte_level()));
+    let words = |pre_tokenizer: serde_json::Value| {
+        let definition = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": null, "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": null,
+            "model": {"type": "WordLevel", "vocab": {"the": 0, "other": 1, "?": 2}, "unk_token": "?"}});
+        open_tokenizer(definition).unwrap()
+    };
+    let split = words(json!({"type": "WhitespaceSplit"}));
+    assert!(exact("the other the", &split));
+    assert!(!exact("the other thing", &split), "an unknown word");
+    assert!(!exact("the  other", &split), "two spaces");
+    assert!(matches!(
+        TextDataset::held_out(&source("abc"), &Tokenizer::Byte, 4).unwrap_err(),
+        TaskError::TooShort { tokens: 3, needed: 4, .. }
+    ));
+}

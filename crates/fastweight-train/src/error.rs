@@ -50,16 +50,14 @@ pub enum TrainError {
     },
     /// A text is too short to score a model on.
     #[error(
-        "the text is too short to score this model: its last {}% is scored and must hold the model's context of \
-         {context} tokens, so about {needed} tokens are needed in all; give a longer text", 100.0 * .held_out
+        "the text is too short to score this model: it has {tokens} tokens, expected at least the model's context of \
+         {context}; give a longer text"
     )]
     ShortText {
-        /// Share of the text that is scored.
-        held_out: f64,
+        /// Tokens of the text.
+        tokens: usize,
         /// Tokens the model reads at once.
         context: usize,
-        /// Tokens the text needs.
-        needed: usize,
     },
     /// An argument is outside its range.
     #[error("{name} is {found}, expected {expected}")]
@@ -79,9 +77,9 @@ pub enum TrainError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The folder for an export holds something else.
-    #[error("{} {reason}; choose another folder for the export", path.display())]
-    ExportFolder {
+    /// The folder holds something of another kind than what is to be written there.
+    #[error("{} {reason}; choose another folder", path.display())]
+    ForeignFolder {
         /// The folder.
         path: PathBuf,
         /// What is wrong with it.
@@ -136,7 +134,7 @@ impl TrainError {
             | TrainError::ShortText { .. }
             | TrainError::Argument { .. }
             | TrainError::Folder { .. }
-            | TrainError::ExportFolder { .. } => true,
+            | TrainError::ForeignFolder { .. } => true,
         }
     }
 }

@@ -9,7 +9,7 @@ use fastweight_models::LayerExperts;
 use crate::checkpoint::{self, CHECKPOINTS, RunState, STATE};
 use crate::error::TrainError;
 use crate::files::{self, FolderLock};
-use crate::run;
+use crate::run::{self, TOKENIZER};
 
 /// What an export wrote.
 #[derive(Debug)]
@@ -46,6 +46,11 @@ pub fn export(run: &Path, out: &Path, device: &Device) -> Result<Exported, Train
     let tables = model.export_tables()?;
     drop(model);
     let experts = tables.config().experts()?;
+    if let Some(tokenizer) = state.task.tokenizer.as_ref().filter(|path| path.is_file()) {
+        let copied = std::fs::read(tokenizer)
+            .map_err(|source| TrainError::io("read the tokenizer", tokenizer, source))?;
+        files::write_whole(&out.join(TOKENIZER), &copied)?;
+    }
     let checkpoint = checkpoint::save(out, state.clone(), &parameters::export(&tables), &[], 1)?;
     Ok(Exported { source, checkpoint, state, experts, notes })
 }
@@ -56,7 +61,7 @@ fn refuse_foreign(out: &Path) -> Result<(), TrainError> {
     if whole.ancestors().skip(1).any(|folder| !checkpoint::list(folder).is_empty()) {
         return Err(refused(out, "lies inside a run"));
     }
-    let own = [CHECKPOINTS, files::LOCK];
+    let own = [CHECKPOINTS, files::LOCK, TOKENIZER];
     let foreign = std::fs::read_dir(out).into_iter().flatten().flatten();
     match foreign.map(|entry| entry.file_name()).find(|name| own.iter().all(|own| name != own)) {
         Some(name) if checkpoint::list(out).is_empty() => {
@@ -82,5 +87,5 @@ fn refuse_other(out: &Path, state: &RunState) -> Result<(), TrainError> {
 }
 
 fn refused(out: &Path, reason: &str) -> TrainError {
-    TrainError::ExportFolder { path: out.to_path_buf(), reason: reason.into() }
+    TrainError::ForeignFolder { path: out.to_path_buf(), reason: reason.into() }
 }

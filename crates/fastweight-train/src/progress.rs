@@ -26,6 +26,8 @@ pub enum Event<'a> {
         index: usize,
         /// Trainings in all.
         count: usize,
+        /// Share of its budget that was spent before, in `[0, 1]`.
+        fraction: f64,
     },
     /// A step was taken.
     Step(Progress<'a>),

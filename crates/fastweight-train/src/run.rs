@@ -8,18 +8,21 @@ use burn::tensor::Device;
 use fastweight_memory::parameters;
 use fastweight_models::LanguageModel;
 use fastweight_tasks::TaskError;
-use fastweight_tasks::text::{HELD_OUT, Tokenizer};
+use fastweight_tasks::text::{TextSource, Tokenizer};
 
 use crate::checkpoint::{self, CHECKPOINTS, Checkpoint, CheckpointError, RunState, STATE};
+use crate::compare::RESULTS;
 use crate::error::TrainError;
 use crate::files::{self, FolderLock};
 use crate::progress::{Event, Progress};
-use crate::recipe::{Recipe, ResolvedModel};
-use crate::task::{Metric, Task};
+use crate::recipe::{Recipe, ResolvedModel, TaskKind};
+use crate::task::{self, Metric, Task, TextTask};
 use crate::trainer::{Moment, Position, Trainer};
 
 /// File of a run folder that holds the recipe.
 pub const RECIPE: &str = "recipe.toml";
+/// File of a run folder that holds the tokenizer its model was trained with, where that is not the bytes.
+pub const TOKENIZER: &str = "tokenizer.json";
 
 /// Where and how to train.
 #[derive(Debug, Clone)]
@@ -82,19 +85,39 @@ pub fn train(
     let folder = &options.folder;
     files::create_folder(folder)?;
     let _lock = FolderLock::take(folder)?;
+    if folder.join(RESULTS).is_file() {
+        let reason = "holds the results of a comparison".into();
+        return Err(TrainError::ForeignFolder { path: folder.clone(), reason });
+    }
     if options.restart {
         remove_checkpoints(folder)?;
     }
     checkpoint::recover(folder)?;
+    let tokenizer = tokenizer_file(recipe, folder)?;
 
     let mut trainer = Trainer::new(&task, &recipe.train, &model, seed, device)?;
     let run =
         Run { recipe, options, task: &task, model: &model, fingerprint: recipe.fingerprint(&model, seed) };
+    if let Some(caution) = task.caution() {
+        on_event(Event::Note(caution));
+    }
     let resumed_from = run.resume(&mut trainer, on_event)?;
     files::write_whole(&folder.join(RECIPE), recipe.annotated_source().as_bytes())?;
+    if let Some(tokenizer) = tokenizer {
+        files::write_whole(&folder.join(TOKENIZER), &tokenizer)?;
+    }
 
     let (name, metric, parameters) = (recipe.task.name(), task.metric(), model.parameters);
-    on_event(Event::Started { model: &model.name, task: name, metric, seed, parameters, index: 0, count: 1 });
+    on_event(Event::Started {
+        model: &model.name,
+        task: name,
+        metric,
+        seed,
+        parameters,
+        index: 0,
+        count: 1,
+        fraction: trainer.fraction(),
+    });
     let every = recipe.train.checkpoint_every;
     let score = trainer.run(&mut |trainer, moment| {
         match moment {
@@ -203,6 +226,9 @@ impl Run<'_> {
         if let Some(data) = self.options.data.as_ref().or(task.data.as_ref()) {
             task.data = Some(fs::canonicalize(data).unwrap_or_else(|_| data.clone()));
         }
+        if let Some(tokenizer) = &mut task.tokenizer {
+            *tokenizer = fs::canonicalize(&*tokenizer).unwrap_or_else(|_| tokenizer.clone());
+        }
         let state = RunState {
             version: checkpoint::VERSION,
             checksum: String::new(),
@@ -256,27 +282,34 @@ pub fn load(folder: &Path, device: &Device) -> Result<Loaded, TrainError> {
     } else {
         checkpoint::newest(folder)?
     };
-    let state = checkpoint.state.clone();
+    let mut state = checkpoint.state.clone();
+    let copy = checkpoint.folder.ancestors().nth(2).map(|run| run.join(TOKENIZER));
+    if let (Some(tokenizer), Some(copy)) = (&mut state.task.tokenizer, copy.filter(|copy| copy.is_file())) {
+        *tokenizer = copy;
+    }
     let model = checkpoint.restore(state.model.build(device)?)?.valid();
     Ok(Loaded { model, state, folder: checkpoint.folder, notes })
 }
 
 impl Loaded {
-    /// The task the model was trained on, or the same kind of task on other `data`.
+    /// The task the model was trained on; with `data` that is not the text it was trained on, that text, scored as a whole.
     ///
     /// # Errors
-    /// As [`Task::open`]; a text that is too short says what scoring needs.
+    /// As [`Task::open`]; [`TrainError::ShortText`].
     pub fn task(&self, data: Option<&Path>) -> Result<Task, TrainError> {
-        Task::open(&self.state.task, data).map_err(|error| match error {
-            TrainError::Task(TaskError::TooShort { .. }) => {
-                let context = self.state.task.context.unwrap_or(1);
-                let held_out = self.state.task.held_out.unwrap_or(HELD_OUT);
-                let scored = context as f64 / held_out;
-                let before = (context as f64 + 1.0) / (1.0 - held_out);
-                TrainError::ShortText { held_out, context, needed: scored.max(before).ceil() as usize }
-            }
-            other => other,
-        })
+        let trained = &self.state.task;
+        let (Some(path), TaskKind::Text) = (data, trained.kind) else { return Task::open(trained, data) };
+        let source = TextSource::open(path)?;
+        if task::fingerprint(&source) == self.state.data {
+            return Task::open(trained, data);
+        }
+        let context = trained.context.unwrap_or(1);
+        let text =
+            TextTask::scored_whole(&source, self.tokenizer()?, context).map_err(|error| match error {
+                TaskError::TooShort { tokens, context, .. } => TrainError::ShortText { tokens, context },
+                other => other.into(),
+            })?;
+        Ok(Task::Text(Box::new(text)))
     }
 
     /// The tokenizer of a model of text, without opening its data.
@@ -285,8 +318,8 @@ impl Loaded {
     /// The model was not trained on text, or its tokenizer cannot be read.
     pub fn tokenizer(&self) -> Result<Tokenizer, TrainError> {
         match (self.state.task.kind, &self.state.task.tokenizer) {
-            (crate::recipe::TaskKind::Text, Some(path)) => Ok(Tokenizer::open(path)?),
-            (crate::recipe::TaskKind::Text, None) => Ok(Tokenizer::Byte),
+            (TaskKind::Text, Some(path)) => Ok(Tokenizer::open(path)?),
+            (TaskKind::Text, None) => Ok(Tokenizer::Byte),
             (kind, _) => Err(TrainError::Argument {
                 name: "the model's task",
                 found: format!("{}, which has no text", kind.name()),
@@ -294,6 +327,18 @@ impl Loaded {
             }),
         }
     }
+}
+
+/// The tokenizer of `recipe`, as the run folder is to hold it.
+fn tokenizer_file(recipe: &Recipe, folder: &Path) -> Result<Option<Vec<u8>>, TrainError> {
+    let Some(path) = &recipe.task.tokenizer else { return Ok(None) };
+    let tokenizer = fs::read(path).map_err(|source| TrainError::io("read the tokenizer", path, source))?;
+    let trained = fs::read(folder.join(TOKENIZER)).ok().filter(|_| !checkpoint::list(folder).is_empty());
+    if trained.is_some_and(|trained| trained != tokenizer) {
+        let reason = format!("holds a run with another tokenizer than {}", path.display());
+        return Err(TrainError::Folder { path: folder.to_path_buf(), reason });
+    }
+    Ok(Some(tokenizer))
 }
 
 fn remove_checkpoints(folder: &Path) -> Result<(), TrainError> {

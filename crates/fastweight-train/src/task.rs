@@ -5,7 +5,7 @@ use std::path::Path;
 use fastweight_tasks::formal::{self, FormalConfig};
 use fastweight_tasks::recall::{self, RecallConfig};
 use fastweight_tasks::text::{HELD_OUT, TextDataset, TextSource, Tokenizer};
-use fastweight_tasks::{TaskError, TokenBatch};
+use fastweight_tasks::{IGNORE, TaskError, TokenBatch};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::crc32;
@@ -82,10 +82,27 @@ impl TextTask {
     ) -> Result<Self, TaskError> {
         let dataset = TextDataset::new(source, &tokenizer, held_out)?;
         dataset.require_context(context)?;
-        let text = source.text().as_bytes();
-        let fingerprint = format!("{} bytes, crc32 {}", text.len(), crc32(text));
-        Ok(Self { dataset, tokenizer, context, fingerprint })
+        Ok(Self { dataset, tokenizer, context, fingerprint: fingerprint(source) })
     }
+
+    /// A text that is scored as a whole and not trained on, for a model of `context` tokens.
+    ///
+    /// # Errors
+    /// Those of [`TextDataset::held_out`].
+    pub fn scored_whole(
+        source: &TextSource,
+        tokenizer: Tokenizer,
+        context: usize,
+    ) -> Result<Self, TaskError> {
+        let dataset = TextDataset::held_out(source, &tokenizer, context)?;
+        Ok(Self { dataset, tokenizer, context, fingerprint: fingerprint(source) })
+    }
+}
+
+/// Identifies a text by its content.
+pub(crate) fn fingerprint(source: &TextSource) -> String {
+    let text = source.text().as_bytes();
+    format!("{} bytes, crc32 {}", text.len(), crc32(text))
 }
 
 impl Task {
@@ -188,11 +205,39 @@ impl Task {
         }
     }
 
+    /// What a reader of its scores should know.
+    pub fn caution(&self) -> Option<&'static str> {
+        match self {
+            Task::Text(text) if !text.dataset.is_exact() => Some(
+                "the tokenizer does not give the text back as it was (it has one token for all unknown words, or drops case or \
+                 spaces): what it drops costs no bits, so bits per byte are too low to compare with others",
+            ),
+            _ => None,
+        }
+    }
+
     /// Identifies the data, for checkpoints and results.
     pub fn fingerprint(&self) -> String {
         match self {
             Task::Recall(_) | Task::Formal(_) => "generated".into(),
             Task::Text(text) => text.fingerprint.clone(),
+        }
+    }
+
+    /// `rows` sequences of the kind that models are trained on, other ones than in a training with this seed; of a text that
+    /// is scored as a whole, its first.
+    ///
+    /// # Errors
+    /// `rows` is zero.
+    pub(crate) fn sample(&self, seed: u64, rows: usize) -> Result<TokenBatch, TaskError> {
+        match self {
+            Task::Text(text) if text.dataset.train_tokens().is_empty() => {
+                let windows = text.dataset.held_out_tokens().chunks_exact(text.context).take(rows);
+                let tokens: Vec<u32> = windows.flatten().copied().collect();
+                let (batch, time) = (tokens.len() / text.context, text.context);
+                Ok(TokenBatch { targets: vec![IGNORE; tokens.len()], tokens, batch, time, documents: None })
+            }
+            _ => self.train_batch(seed, u64::from(u32::MAX), rows),
         }
     }
 

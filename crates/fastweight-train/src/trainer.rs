@@ -163,7 +163,8 @@ impl<'a> Trainer<'a> {
             self.step()?;
             observe(self, Moment::Step)?;
             let every = self.recipe.eval_every;
-            if every > 0 && self.position.step.is_multiple_of(every) {
+            // The end of the budget has an evaluation of its own.
+            if every > 0 && self.position.step.is_multiple_of(every) && self.fraction() < 1.0 {
                 self.evaluate(self.recipe.eval_batches)?;
                 observe(self, Moment::Evaluated)?;
             }

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{device, open, weights};
+use fastweight_train::evaluate::routing;
 use fastweight_train::{Recipe, Trainer};
 
 fn recipe(train: &str, model: &str) -> Recipe {
@@ -64,4 +65,35 @@ fn a_model_of_several_rounds_learns() {
     let losses: Vec<f64> = (0..30).map(|_| trainer.step().unwrap()).collect();
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
     assert!(mean(&losses[25..]) < mean(&losses[..5]), "{losses:?}");
+}
+
+#[test]
+fn an_evaluation_shows_which_memories_read_and_how_many_rounds_tokens_take() {
+    let shown = |recipe: &Recipe| {
+        let (task, model) = open(recipe);
+        routing(&model.config.init(1, &device()).unwrap(), &task).unwrap()
+    };
+    assert_eq!(shown(&recipe("", "mixers = [\"softmax_attention\"]")), None);
+
+    let mixture =
+        "mixers = [\"softmax_attention\", { kind = \"mixture_of_memories\", memories = 3, top_k = 2 }]";
+    let text = recipe("", mixture).source.replace("layers = 1", "layers = 4\nrounds = 2");
+    let shown_of_mixture = shown(&Recipe::parse(&text).unwrap()).unwrap();
+    let layers: Vec<usize> = shown_of_mixture.loads.iter().map(|load| load.layer).collect();
+    assert_eq!(layers, [1, 3, 1, 3], "round by round");
+    for load in &shown_of_mixture.loads {
+        assert_eq!(load.share.len(), 3);
+        assert!((load.share.iter().sum::<f32>() - 2.0).abs() < 1e-4, "every token has two: {load:?}");
+        assert!((0.9..=1.5).contains(&load.balance), "{load:?}");
+    }
+    assert_eq!(shown_of_mixture.mean_rounds, None);
+
+    let halting = |threshold: f64| {
+        let halting = format!("halting = {{ threshold = {threshold:?} }}");
+        let model = format!("mixers = [\"softmax_attention\"]\nrounds = 3\n{halting}");
+        shown(&recipe("", &model)).unwrap().mean_rounds.unwrap()
+    };
+    // Halting probabilities begin near sigmoid(1) = 0.73.
+    assert!((halting(0.01) - 1.0).abs() < 0.01, "{}", halting(0.01));
+    assert!((halting(1.0) - 2.0).abs() < 0.1, "{}", halting(1.0));
 }

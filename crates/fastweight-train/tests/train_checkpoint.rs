@@ -331,21 +331,6 @@ fn values_that_are_not_finite_are_never_saved() {
 }
 
 #[test]
-fn a_text_that_is_too_short_to_score_says_how_long_it_must_be() {
-    let home = tempfile::tempdir().unwrap();
-    let data = text_file(home.path());
-    let recipe = text("steps = 1\nbatch = 2", "delta_net");
-    let with_data = Options { data: Some(data), ..options(&home.path().join("run")) };
-    train(&recipe, &with_data).2.unwrap();
-    let short = home.path().join("short.txt");
-    fs::write(&short, "a few words").unwrap();
-    let loaded = run::load(&with_data.folder, &device()).unwrap();
-    let message = loaded.task(Some(&short)).unwrap_err().to_string();
-    assert!(message.contains("its last 20% is scored") && message.contains("about 160 tokens"), "{message}");
-    assert!(!message.contains("training part") && !message.contains("smaller context"), "{message}");
-}
-
-#[test]
 fn a_newer_format_is_refused_and_not_overwritten() {
     let recipe = recall(TRAIN, &["delta_net"]);
     let folder = tempfile::tempdir().unwrap();

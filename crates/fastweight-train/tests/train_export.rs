@@ -168,7 +168,7 @@ fn an_export_is_replaced_by_one_of_the_same_training_only() {
         (run.path(), foreign.path(), "holds letter.txt"),
     ] {
         let error = refused(source, target);
-        assert!(matches!(error, TrainError::ExportFolder { .. }), "{error}");
+        assert!(matches!(error, TrainError::ForeignFolder { .. }), "{error}");
         assert!(error.to_string().contains(words), "{error}");
     }
     assert!(files(out.path()) == made);

@@ -116,7 +116,7 @@ fn scores_have_a_stable_form_on_disk() {
     let text = serde_json::to_string(&part).unwrap();
     assert_eq!(
         text,
-        "{\"shortest\":2,\"longest\":9,\"tested\":64,\"answers\":352,\"steps\":0.5,\"strings\":0.25}"
+        "{\"shortest\":2,\"longest\":9,\"tested\":64,\"answers\":352,\"answers_right\":0.5,\"strings_right\":0.25}"
     );
     assert_eq!(serde_json::from_str::<LengthScore>(&text).unwrap(), part);
 }

@@ -69,6 +69,7 @@ fn faults_name_line_and_column_and_show_the_line() {
         ("steps = 10", "steps = 10\nseconds = 3.0", 12, 1, &["more than one budget"]),
         ("steps = 10", "steps = 0", 11, 1, &["above zero"]),
         ("warmup = 3", "warmup = 1.5", 14, 1, &["fraction of the budget in [0, 1)"]),
+        ("warmup = 3", "warmup = 11", 14, 1, &["warm-up of 11 steps", "budget of 10"]),
         ("warmup = 3", "warmup = \"x\"", 14, 10, &["number of steps such as 50"]),
         ("learning_rate = 1e-3", "learning_rate = -1.0", 13, 1, &["positive"]),
         ("kind = \"recall\"", "kind = \"recal\"", 5, 8, &["recal", "did you mean `recall`?"]),
@@ -272,6 +273,13 @@ fn quick_and_seed_change_the_recipe_and_say_so() {
         (recipe.train.steps, &recipe.train.seeds[..], recipe.task.pairs),
         (Some(3), &[7][..], Some(2))
     );
+    assert_eq!(recipe.parts()[0].train.warmup, Warmup::Steps(0), "3 of 10 steps, of 3 steps less than one");
+    let longer = Recipe::parse(&text.replace("\nsteps = 3", "\nsteps = 7")).unwrap().quick().unwrap();
+    assert_eq!(longer.parts()[0].train.warmup, Warmup::Steps(2));
+    let tokens = text.replace("steps = 10", "tokens = 1000").replace("\nsteps = 3", "\nsteps = 4");
+    let tokens = Recipe::parse(&tokens).unwrap().quick().unwrap();
+    assert_eq!(tokens.parts()[0].train.warmup, Warmup::Steps(2));
+    assert!(Recipe::parse(RECALL).unwrap().quick().unwrap_err().to_string().contains("[compare.quick]"));
     let recipe = recipe.with_seed(9);
     assert_eq!(recipe.train.seeds, [9]);
     let source = recipe.annotated_source();

@@ -38,19 +38,23 @@ impl TrainingProgress {
 
     /// Shows what happened.
     pub fn show(&mut self, event: Event<'_>) {
+        if let Some(folder) = self.folder.take() {
+            self.say(&format!(
+                "results go to {}; after an interruption the same command continues there",
+                folder.display()
+            ));
+        }
         match event {
             Event::Note(text) => self.progress.say(text),
-            Event::Started { model, task, metric, seed, parameters, index, count } => {
-                if let Some(folder) = self.folder.take() {
-                    self.say(&format!(
-                        "results go to {}; after an interruption the same command continues there",
-                        folder.display()
-                    ));
-                }
+            Event::Started { model, task, metric, seed, parameters, index, count, fraction } => {
                 (self.index, self.count, self.shown, self.metric) = (index, count, None, metric);
                 let number = if count > 1 { format!(" ({}/{count})", index + 1) } else { String::new() };
                 self.progress.set_title(format!("{model} on {task}, seed {seed}{number}"));
-                self.progress.milestone(self.fraction(0.0), None, &output::count(parameters, "parameter"));
+                self.progress.milestone(
+                    self.fraction(fraction),
+                    None,
+                    &output::count(parameters, "parameter"),
+                );
             }
             Event::Step(training) => {
                 let metric = self.metric;

@@ -2,13 +2,15 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
-use fastweight_ops::deep_memory::{DeepMemory, DeepNorm, DeepState, DeepTokens, RateOf, deep_memory};
+use fastweight_ops::deep_memory::{
+    DeepGate, DeepMemory, DeepNorm, DeepState, DeepTokens, RateOf, deep_memory,
+};
 use fastweight_ops::{Offsets, OpError, Path};
 
 use super::STATE_ELEMENT;
 use crate::context::{MOST_WINDOW, setting_error, validate_conv, validate_rate};
 use crate::init::placeholder;
-use crate::projection::{QkvSizes, check_sequence, merge_heads};
+use crate::projection::{QkvSizes, check_sequence, merge_heads, split_heads};
 use crate::{ConvState, DeepMemoryState, LayerContext, MemoryError, State, StateSize};
 
 /// Most hidden channels of an inner network for each key channel.
@@ -25,6 +27,8 @@ pub(crate) struct DeepOptions {
     pub chunk: &'static str,
     /// The option that is the largest rate.
     pub rate: (&'static str, f32),
+    /// Whether every output of the memory's weights has gates of its own.
+    pub channel_gates: bool,
 }
 
 impl DeepOptions {
@@ -62,6 +66,12 @@ impl DeepOptions {
         self.momentum || self.memory.rate == RateOf::Reading
     }
 
+    /// Numbers of a gate, all heads together.
+    pub(super) fn gate_width(&self, ctx: &LayerContext) -> usize {
+        let outputs = self.memory.output_count(ctx.head_dim, ctx.value_dim);
+        ctx.heads * if self.channel_gates { outputs } else { 1 }
+    }
+
     /// Parameters of the trained start and the LayerNorm.
     pub(super) fn parameter_count(&self, ctx: &LayerContext) -> usize {
         let head = self.memory.weight_count(ctx.head_dim, ctx.value_dim) + 2 * ctx.value_dim;
@@ -76,7 +86,9 @@ impl DeepOptions {
 
     /// Bytes that all heads keep of a token for the backward pass.
     pub(super) fn training_bytes(&self, ctx: &LayerContext) -> usize {
-        ctx.heads * self.memory.training_bytes(ctx.head_dim, ctx.value_dim, self.moves())
+        let (key, value) = (ctx.head_dim, ctx.value_dim);
+        let gates = if self.channel_gates { self.memory.output_gate_bytes(key, value) } else { 0 };
+        ctx.heads * (self.memory.training_bytes(key, value, self.moves()) + gates)
     }
 }
 
@@ -86,6 +98,14 @@ pub(super) fn validate_shift(layer: &'static str, shift: f32) -> Result<(), Memo
         return Ok(());
     }
     Err(setting_error(layer, "forget_shift", shift, "a number, such as 4"))
+}
+
+/// A gate of the memory from its numbers `[B, T, gate_width]`: one a head, or one an output of the memory's weights.
+pub(super) fn gate(x: Tensor<3>, heads: usize) -> DeepGate {
+    match x.dims()[2] == heads {
+        true => DeepGate::Heads(x),
+        false => DeepGate::Outputs(split_heads(x, heads)),
+    }
 }
 
 /// `[H, in, out]` of weights `[N, H, in, out]`.

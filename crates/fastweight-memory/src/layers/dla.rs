@@ -5,7 +5,7 @@ use burn::nn::Linear;
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
-use fastweight_ops::deep_memory::{DeepMemory, DeepTokens, InnerLoss};
+use fastweight_ops::deep_memory::{DeepGate, DeepMemory, DeepTokens, InnerLoss};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -93,6 +93,7 @@ impl DlaConfig {
             momentum: false,
             chunk: "chunk",
             rate: ("theta_max", self.theta_max),
+            channel_gates: false,
         }
     }
 }
@@ -151,8 +152,8 @@ impl Dla {
         conv: Option<ConvState>,
         offsets: Option<&Offsets>,
     ) -> Result<(DeepTokens, Option<ConvState>), MemoryError> {
-        let rate = Some(sigmoid(self.theta.forward(x.clone())) * self.config.theta_max);
-        let decay = Some(sigmoid(self.alpha.forward(x.clone()) - self.config.forget_shift));
+        let rate = Some(DeepGate::Heads(sigmoid(self.theta.forward(x.clone())) * self.config.theta_max));
+        let decay = Some(DeepGate::Heads(sigmoid(self.alpha.forward(x.clone()) - self.config.forget_shift)));
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
         let Heads { q, k, v, conv } = qkv.unit(x, conv, offsets, self.ctx.heads, self.ctx.heads)?;
         Ok((DeepTokens { q, k, v, rate, momentum: None, decay, threshold: None }, conv))

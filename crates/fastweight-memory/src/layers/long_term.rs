@@ -49,13 +49,24 @@ pub struct LongTermConfig {
     pub chunk: usize,
     /// Taken from the forgetting before its sigmoid; when absent 8 for an MLP and 4 for a matrix.
     pub forget_shift: Option<f32>,
+    /// Whether every output of the memory's weights has a rate, a momentum and a forgetting of its own, instead of every head.
+    pub channel_gates: bool,
 }
 
 impl Default for LongTermConfig {
     fn default() -> Self {
         let TitansMlpConfig { conv_width, depth, expansion, chunk, .. } = TitansMlpConfig::default();
         let memory = MemoryKind::default();
-        Self { memory, conv_width, theta_max: None, depth, expansion, chunk, forget_shift: None }
+        Self {
+            memory,
+            conv_width,
+            theta_max: None,
+            depth,
+            expansion,
+            chunk,
+            forget_shift: None,
+            channel_gates: false,
+        }
     }
 }
 
@@ -66,13 +77,15 @@ impl LongTermConfig {
             conv_width: self.conv_width,
             theta_max: self.theta_max.unwrap_or(usual.theta_max),
             forget_shift: self.forget_shift.unwrap_or(usual.forget_shift),
+            channel_gates: self.channel_gates,
         }
     }
 
     fn mlp(&self) -> TitansMlpConfig {
         let usual = TitansMlpConfig::default();
-        let Self { conv_width, depth, expansion, chunk, .. } = *self;
+        let Self { conv_width, depth, expansion, chunk, channel_gates, .. } = *self;
         TitansMlpConfig {
+            channel_gates,
             conv_width,
             depth,
             expansion,

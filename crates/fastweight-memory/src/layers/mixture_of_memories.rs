@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{Device, Tensor};
-use fastweight_ops::deep_memory::{DeepMemory, DeepNorm, DeepState, DeepTokens, deep_memory};
+use fastweight_ops::deep_memory::{DeepGate, DeepMemory, DeepNorm, DeepState, DeepTokens, deep_memory};
 use fastweight_ops::{Offsets, Path};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -232,20 +232,22 @@ impl Layer for MixtureOfMemories {
         let DeepMemoryState { change, conv } =
             state.unwrap_or_else(|| self.zero_state(sequences, &x.device()));
         let routes = self.route(x.clone());
-        shared.balance.push(routes.load().balance);
+        shared.loads.push(routes.load());
 
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
         let Heads { q, k, v, conv } = qkv.unit(x.clone(), conv, offsets, self.ctx.heads, self.ctx.heads)?;
         let copies = |x: Tensor<4>| x.repeat_dim(2, 1 + self.config.memories);
         let k = copies(k);
         let chosen = self.to_heads(routes.chosen.clone());
+        let rate = sigmoid(self.eta.forward(x.clone())) * self.config.eta_max * chosen.clone();
+        let decay = sigmoid(self.alpha.forward(x.clone()) - FORGET_SHIFT) * chosen;
         let tokens = DeepTokens {
             q: copies(q),
             k: k.clone(),
             v: copies(v),
-            rate: Some(sigmoid(self.eta.forward(x.clone())) * self.config.eta_max * chosen.clone()),
+            rate: Some(DeepGate::Heads(rate)),
             momentum: None,
-            decay: Some(sigmoid(self.alpha.forward(x.clone()) - FORGET_SHIFT) * chosen),
+            decay: Some(DeepGate::Heads(decay)),
             threshold: None,
         };
         let memory = self.memory();

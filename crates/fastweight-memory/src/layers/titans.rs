@@ -4,8 +4,10 @@ use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
-use fastweight_ops::Offsets;
-use fastweight_ops::titans::{titans_memory, titans_memory_step};
+use fastweight_ops::titans::{
+    titans_memory, titans_memory_channelwise, titans_memory_channelwise_step, titans_memory_step,
+};
+use fastweight_ops::{Offsets, OpError, SequenceOptions};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +15,8 @@ use super::deep::validate_shift;
 use super::{Layer, LayerConfig, STATE_ELEMENT, matrix_size, sequence_options, zero_matrix};
 use crate::context::{validate_conv, validate_rate};
 use crate::projection::{
-    Heads, Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads, merge_token, token,
+    Heads, Projection, Qkv, QkvSizes, check_sequence, check_token, linear, merge_heads, merge_token,
+    split_heads, token,
 };
 use crate::{ConvState, LayerContext, MatrixState, MemoryError, MomentumState, RmsNorm, State, StateSize};
 
@@ -32,11 +35,13 @@ pub struct TitansConfig {
     pub theta_max: f32,
     /// Taken from the forgetting before its sigmoid: the memory begins by forgetting about `e^-shift` a token.
     pub forget_shift: f32,
+    /// Rate, momentum and forgetting are numbers for each output of the memory, a value channel, instead of a head.
+    pub channel_gates: bool,
 }
 
 impl Default for TitansConfig {
     fn default() -> Self {
-        Self { conv_width: 4, theta_max: 1.0, forget_shift: 4.0 }
+        Self { conv_width: 4, theta_max: 1.0, forget_shift: 4.0, channel_gates: false }
     }
 }
 
@@ -45,7 +50,9 @@ impl Default for TitansConfig {
 /// Short convolution and SiLU on q, k, v; unit q and k; `theta = theta_max sigmoid(W x)` (rate),
 /// `eta = sigmoid(W x)` (momentum), `alpha = sigmoid(W x - forget_shift)` (forgetting), one a head;
 /// `P_t = eta_t P_{t-1} - theta_t k_t (S_{t-1}^T k_t - v_t)^T`, `S_t = (1 - alpha_t) S_{t-1} + P_t`, `o_t = S_t^T q_t`; each
-/// head's normalised reading is gated by `silu(W_g x)`. The paper leaves the maps of the three gates open.
+/// head's normalised reading is gated by `silu(W_g x)`. The paper leaves the maps of the three gates open. With
+/// `channel_gates` every value channel of a head has its own three: column j of `S` and `P` learns, remembers and forgets by
+/// `theta_t[j]`, `eta_t[j]` and `alpha_t[j]`.
 #[derive(Module, Debug)]
 pub struct Titans {
     /// Queries.
@@ -54,11 +61,11 @@ pub struct Titans {
     pub k: Projection,
     /// Values.
     pub v: Projection,
-    /// Rate before the sigmoid, one a head.
+    /// Rate before the sigmoid, one a head or a value channel.
     pub theta: Linear,
-    /// Momentum before the sigmoid, one a head.
+    /// Momentum before the sigmoid, one a head or a value channel.
     pub eta: Linear,
-    /// Forgetting before the sigmoid, one a head.
+    /// Forgetting before the sigmoid, one a head or a value channel.
     pub alpha: Linear,
     /// Output gate.
     pub gate: Linear,
@@ -84,6 +91,11 @@ impl TitansConfig {
     fn qkv(&self, ctx: &LayerContext) -> QkvSizes {
         QkvSizes::new(ctx, self.conv_width)
     }
+
+    /// Numbers of each gate.
+    fn gates(&self, ctx: &LayerContext) -> usize {
+        if self.channel_gates { ctx.value_width() } else { ctx.heads }
+    }
 }
 
 impl LayerConfig for TitansConfig {
@@ -101,14 +113,14 @@ impl LayerConfig for TitansConfig {
     fn build(&self, ctx: &LayerContext, device: &Device) -> Result<Titans, MemoryError> {
         self.validate(ctx)?;
         let [q, k, v] = self.qkv(ctx).build(true, device);
-        let per_head = || linear(ctx.width, ctx.heads, device);
+        let gate = || linear(ctx.width, self.gates(ctx), device);
         Ok(Titans {
             q,
             k,
             v,
-            theta: per_head(),
-            eta: per_head(),
-            alpha: per_head(),
+            theta: gate(),
+            eta: gate(),
+            alpha: gate(),
             gate: linear(ctx.width, ctx.value_width(), device),
             norm: RmsNorm::new(ctx.value_dim, ctx.norm_eps, device),
             o: linear(ctx.value_width(), ctx.width, device),
@@ -119,7 +131,7 @@ impl LayerConfig for TitansConfig {
 
     fn parameter_count(&self, ctx: &LayerContext) -> usize {
         let output = ctx.value_dim + 2 * ctx.value_width() * ctx.width;
-        self.qkv(ctx).parameter_count() + 3 * ctx.heads * ctx.width + output
+        self.qkv(ctx).parameter_count() + 3 * self.gates(ctx) * ctx.width + output
     }
 
     fn state_size(&self, ctx: &LayerContext, _tokens: usize) -> StateSize {
@@ -127,13 +139,6 @@ impl LayerConfig for TitansConfig {
         let momentum = ctx.heads * ctx.head_dim * ctx.value_dim * STATE_ELEMENT;
         StateSize { fixed: matrix.fixed + momentum, ..matrix }
     }
-}
-
-/// The three gates, `[B, T, H]` each.
-struct Gates {
-    theta: Tensor<3>,
-    eta: Tensor<3>,
-    alpha: Tensor<3>,
 }
 
 impl Layer for Titans {
@@ -148,9 +153,9 @@ impl Layer for Titans {
         check_sequence(NAME, self.ctx.width, &x, offsets, state.as_ref().map(State::batch))?;
         let (initial, conv) = state
             .map_or((None, None), |state| (Some((state.matrix.memory, state.momentum)), state.matrix.conv));
-        let (Heads { q, k, v, conv }, Gates { theta, eta, alpha }) = self.read(x.clone(), conv, offsets)?;
-        let options = sequence_options(offsets, SCALE);
-        let (o, memory, momentum) = titans_memory(q, k, v, theta, eta, alpha, initial, &options)?;
+        let (Heads { q, k, v, conv }, gates) = self.read(x.clone(), conv, offsets)?;
+        let (o, memory, momentum) =
+            self.write([q, k, v], gates, initial, &sequence_options(offsets, SCALE))?;
         let y = self.output(merge_heads(o), x)?;
         Ok((y, MomentumState { matrix: MatrixState { memory, conv }, momentum }))
     }
@@ -159,11 +164,8 @@ impl Layer for Titans {
         check_token(NAME, self.ctx.width, &x, state.batch())?;
         let x = x.unsqueeze_dim::<3>(1);
         let MomentumState { matrix: MatrixState { memory, conv }, momentum } = state;
-        let (Heads { q, k, v, conv }, Gates { theta, eta, alpha }) = self.read(x.clone(), conv, None)?;
-        let [q, k, v] = [q, k, v].map(token);
-        let [theta, eta, alpha] = [theta, eta, alpha].map(|gate| gate.squeeze_dim(1));
-        let (o, memory, momentum) =
-            titans_memory_step(q, k, v, theta, eta, alpha, (memory, momentum), SCALE)?;
+        let (Heads { q, k, v, conv }, gates) = self.read(x.clone(), conv, None)?;
+        let (o, memory, momentum) = self.write_token([q, k, v].map(token), gates, (memory, momentum))?;
         let y = self.output(merge_token(o), x)?.squeeze_dim(1);
         Ok((y, MomentumState { matrix: MatrixState { memory, conv }, momentum }))
     }
@@ -175,7 +177,8 @@ impl Layer for Titans {
     }
 }
 
-/// What each token did to a [`Titans`] memory, `[B, T, H]` each.
+/// What each token did to a [`Titans`] memory, `[B, T, H]` each; with `channel_gates` the gates are means over the channels
+/// of a head.
 #[derive(Debug, Clone)]
 pub struct Surprise {
     /// Norm of the inner gradient `k (S^T k - v)^T` at the token.
@@ -202,29 +205,60 @@ impl Titans {
         let mut norms = Vec::with_capacity(time);
         for t in 0..time {
             let [q, k, v] = [&q, &k, &v].map(|x| token(x.clone().narrow(1, t, 1)));
-            let [theta, eta, alpha] = [&gates.theta, &gates.eta, &gates.alpha]
-                .map(|gate| gate.clone().narrow(1, t, 1).squeeze_dim(1));
             let read = (memory.clone() * k.clone().unsqueeze_dim(3)).sum_dim(2).squeeze_dim::<3>(2);
             let norm = |x: Tensor<3>| x.square().sum_dim(2).sqrt();
             norms.push((norm(k.clone()) * norm(read - v.clone())).swap_dims(1, 2));
-            (_, memory, momentum) =
-                titans_memory_step(q, k, v, theta, eta, alpha, (memory, momentum), SCALE)?;
+            let gates = gates.each_ref().map(|x| x.clone().narrow(1, t, 1));
+            (_, memory, momentum) = self.write_token([q, k, v], gates, (memory, momentum))?;
         }
-        let Gates { theta, eta, alpha } = gates;
+        let heads = self.ctx.heads;
+        let [theta, eta, alpha] = gates.map(|x| split_heads(x, heads).mean_dim(3).squeeze_dim(3));
         Ok(Surprise { gradient: Tensor::cat(norms, 1), theta, eta, alpha })
     }
 
+    /// Theta, eta and alpha as [`read`](Self::read) gives them; outputs, memory, momentum.
+    fn write(
+        &self,
+        [q, k, v]: [Tensor<4>; 3],
+        gates: [Tensor<3>; 3],
+        initial: Option<(Tensor<4>, Tensor<4>)>,
+        options: &SequenceOptions,
+    ) -> Result<(Tensor<4>, Tensor<4>, Tensor<4>), OpError> {
+        if self.config.channel_gates {
+            let [theta, eta, alpha] = gates.map(|x| split_heads(x, self.ctx.heads));
+            return titans_memory_channelwise(q, k, v, theta, eta, alpha, initial, options);
+        }
+        let [theta, eta, alpha] = gates;
+        titans_memory(q, k, v, theta, eta, alpha, initial, options)
+    }
+
+    /// [`write`](Self::write) for one token, whose gates are `[B, 1, ..]`.
+    fn write_token(
+        &self,
+        [q, k, v]: [Tensor<3>; 3],
+        gates: [Tensor<3>; 3],
+        state: (Tensor<4>, Tensor<4>),
+    ) -> Result<(Tensor<3>, Tensor<4>, Tensor<4>), OpError> {
+        if self.config.channel_gates {
+            let [theta, eta, alpha] = gates.map(|x| token(split_heads(x, self.ctx.heads)));
+            return titans_memory_channelwise_step(q, k, v, theta, eta, alpha, state, SCALE);
+        }
+        let [theta, eta, alpha] = gates.map(|x| x.squeeze_dim(1));
+        titans_memory_step(q, k, v, theta, eta, alpha, state, SCALE)
+    }
+
+    /// What goes to the memory, and theta, eta and alpha, `[B, T, H]` or with channels `[B, T, H V]`.
     fn read(
         &self,
         x: Tensor<3>,
         conv: Option<ConvState>,
         offsets: Option<&Offsets>,
-    ) -> Result<(Heads, Gates), MemoryError> {
+    ) -> Result<(Heads, [Tensor<3>; 3]), MemoryError> {
         let theta = sigmoid(self.theta.forward(x.clone())) * self.config.theta_max;
         let eta = sigmoid(self.eta.forward(x.clone()));
         let alpha = sigmoid(self.alpha.forward(x.clone()) - self.config.forget_shift);
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
-        Ok((qkv.unit(x, conv, offsets, self.ctx.heads, self.ctx.heads)?, Gates { theta, eta, alpha }))
+        Ok((qkv.unit(x, conv, offsets, self.ctx.heads, self.ctx.heads)?, [theta, eta, alpha]))
     }
 
     fn output(&self, o: Tensor<3>, x: Tensor<3>) -> Result<Tensor<3>, MemoryError> {

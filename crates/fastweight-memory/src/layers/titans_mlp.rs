@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::LayerConfig;
-use super::deep::{DeepOptions, InnerNetwork, deep_layer, validate_shift};
+use super::deep::{DeepOptions, InnerNetwork, deep_layer, gate, validate_shift};
 use crate::projection::{Heads, Projection, Qkv, QkvSizes, linear};
 use crate::{ConvState, LayerContext, MemoryError, RmsNorm, StateSize};
 
@@ -31,11 +31,21 @@ pub struct TitansMlpConfig {
     /// Taken from the forgetting before its sigmoid: the memory begins by forgetting about `e^-shift` a token. Below about
     /// `ln(context)` gradients may overflow: forgetting that outruns the writes leaves the LayerNorm nothing to normalise.
     pub forget_shift: f32,
+    /// Whether every output of the memory's weights has a rate, a momentum and a forgetting of its own, instead of every head.
+    pub channel_gates: bool,
 }
 
 impl Default for TitansMlpConfig {
     fn default() -> Self {
-        Self { conv_width: 4, theta_max: 0.1, depth: 2, expansion: 4, chunk: 16, forget_shift: 8.0 }
+        Self {
+            conv_width: 4,
+            theta_max: 0.1,
+            depth: 2,
+            expansion: 4,
+            chunk: 16,
+            forget_shift: 8.0,
+            channel_gates: false,
+        }
     }
 }
 
@@ -48,6 +58,9 @@ impl Default for TitansMlpConfig {
 /// memory starts with a shift of 4; here the default is 8, because with 4 gradients grow with the length of the text (measured at initial
 /// weights: 10^11 at 1,024 tokens with two layers, infinite with four, against 10^2 to 10^3 with 8 up to 4,096 tokens).
 /// `value_dim` equals `head_dim`.
+///
+/// With [`channel_gates`](TitansMlpConfig::channel_gates) a gate has a number for each output of the memory's weights, `(depth - 1)
+/// expansion head_dim + value_dim` a head: column j of a weight `[in, out]` has `theta_t[j]`, `eta_t[j]` and `alpha_t[j]`.
 #[derive(Module, Debug)]
 pub struct TitansMlp {
     /// Queries.
@@ -56,11 +69,11 @@ pub struct TitansMlp {
     pub k: Projection,
     /// Values.
     pub v: Projection,
-    /// Rate before the sigmoid, one a head.
+    /// Rate before the sigmoid, one a head or, with channel gates, an output of the memory's weights.
     pub theta: Linear,
-    /// Momentum before the sigmoid, one a head.
+    /// Momentum before the sigmoid, as many.
     pub eta: Linear,
-    /// Forgetting before the sigmoid, one a head.
+    /// Forgetting before the sigmoid, as many.
     pub alpha: Linear,
     /// The memory before the first token.
     pub memory: InnerNetwork,
@@ -96,6 +109,7 @@ impl TitansMlpConfig {
             momentum: true,
             chunk: "chunk",
             rate: ("theta_max", self.theta_max),
+            channel_gates: self.channel_gates,
         }
     }
 }
@@ -115,14 +129,14 @@ impl LayerConfig for TitansMlpConfig {
     fn build(&self, ctx: &LayerContext, device: &Device) -> Result<TitansMlp, MemoryError> {
         self.validate(ctx)?;
         let [q, k, v] = self.qkv(ctx).build(true, device);
-        let per_head = || linear(ctx.width, ctx.heads, device);
+        let gate = || linear(ctx.width, self.options().gate_width(ctx), device);
         Ok(TitansMlp {
             q,
             k,
             v,
-            theta: per_head(),
-            eta: per_head(),
-            alpha: per_head(),
+            theta: gate(),
+            eta: gate(),
+            alpha: gate(),
             memory: InnerNetwork::new(&self.options(), ctx, device),
             gate: linear(ctx.width, ctx.value_width(), device),
             norm: RmsNorm::new(ctx.value_dim, ctx.norm_eps, device),
@@ -135,7 +149,7 @@ impl LayerConfig for TitansMlpConfig {
     fn parameter_count(&self, ctx: &LayerContext) -> usize {
         let output = ctx.value_dim + 2 * ctx.value_width() * ctx.width;
         let inner = self.options().parameter_count(ctx);
-        self.qkv(ctx).parameter_count() + 3 * ctx.heads * ctx.width + inner + output
+        self.qkv(ctx).parameter_count() + 3 * self.options().gate_width(ctx) * ctx.width + inner + output
     }
 
     fn state_size(&self, ctx: &LayerContext, _tokens: usize) -> StateSize {
@@ -154,9 +168,10 @@ impl TitansMlp {
         conv: Option<ConvState>,
         offsets: Option<&Offsets>,
     ) -> Result<(DeepTokens, Option<ConvState>), MemoryError> {
-        let rate = Some(sigmoid(self.theta.forward(x.clone())) * self.config.theta_max);
-        let momentum = Some(sigmoid(self.eta.forward(x.clone())));
-        let decay = Some(sigmoid(self.alpha.forward(x.clone()) - self.config.forget_shift));
+        let gate = |x: Tensor<3>| Some(gate(x, self.ctx.heads));
+        let rate = gate(sigmoid(self.theta.forward(x.clone())) * self.config.theta_max);
+        let momentum = gate(sigmoid(self.eta.forward(x.clone())));
+        let decay = gate(sigmoid(self.alpha.forward(x.clone()) - self.config.forget_shift));
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
         let Heads { q, k, v, conv } = qkv.unit(x, conv, offsets, self.ctx.heads, self.ctx.heads)?;
         Ok((DeepTokens { q, k, v, rate, momentum, decay, threshold: None }, conv))

@@ -5,7 +5,7 @@ use burn::nn::Linear;
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::Offsets;
-use fastweight_ops::deep_memory::{DeepMemory, DeepTokens, RateOf};
+use fastweight_ops::deep_memory::{DeepGate, DeepMemory, DeepTokens, RateOf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -84,6 +84,7 @@ impl TttMlpConfig {
             momentum: false,
             chunk: "mini_batch",
             rate: ("eta_base", self.eta_base),
+            channel_gates: false,
         }
     }
 }
@@ -142,7 +143,18 @@ impl TttMlp {
         let eta = sigmoid(self.eta.forward(x.clone())) * self.config.eta_base;
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
         let Heads { q, k, v, conv } = qkv.unit(x, conv, offsets, self.ctx.heads, self.ctx.heads)?;
-        Ok((DeepTokens { q, k, v, rate: Some(eta), momentum: None, decay: None, threshold: None }, conv))
+        Ok((
+            DeepTokens {
+                q,
+                k,
+                v,
+                rate: Some(DeepGate::Heads(eta)),
+                momentum: None,
+                decay: None,
+                threshold: None,
+            },
+            conv,
+        ))
     }
 }
 

@@ -89,10 +89,25 @@ impl Network {
     }
 }
 
-/// `a <- f a + g b` for every weight.
-fn blend(a: &mut [Rows], f: f64, b: &[Rows], g: f64) {
-    let pairs = a.iter_mut().flatten().flatten().zip(b.iter().flatten().flatten());
-    pairs.for_each(|(a, b)| *a = f * *a + g * b);
+/// `a <- f a + g b` for every weight, with an f and a g for each column.
+fn blend(a: &mut [Rows], f: &Rows, b: &[Rows], g: &Rows) {
+    for (((a, f), b), g) in a.iter_mut().zip(f).zip(b).zip(g) {
+        for (a, b) in a.iter_mut().zip(b) {
+            (0..a.len()).for_each(|j| a[j] = f[j] * a[j] + g[j] * b[j]);
+        }
+    }
+}
+
+/// A head's numbers of a gate for the columns of each layer: its one number, or the layers' own one after the other.
+fn columns(numbers: &[f64], layers: &[Rows]) -> Rows {
+    let mut left = numbers.iter();
+    let layer = |layer: &Rows| match numbers.len() {
+        1 => vec![numbers[0]; layer[0].len()],
+        _ => left.by_ref().take(layer[0].len()).copied().collect(),
+    };
+    let all = layers.iter().map(layer).collect();
+    assert!(numbers.len() == 1 || left.next().is_none(), "a number for each output");
+    all
 }
 
 /// TTT-MLP, Titans with an MLP memory, and DLA.
@@ -115,7 +130,12 @@ pub fn deep_head(p: &Plain, x: &Rows, options: &Value, h: usize) -> (Rows, Netwo
     let mut moving = none.clone();
     let mut start = Network::new(p, h);
     let token = |t: usize| {
-        let gate = |name: &str| sigmoid(p.linear(name, &x[t])[h]);
+        let gate = |name: &str, shift: f64, map: &dyn Fn(f64) -> f64| {
+            let numbers = p.linear(name, &x[t]);
+            let numbers: Vec<f64> = head(&numbers, H, h).iter().map(|x| map(sigmoid(x - shift))).collect();
+            columns(&numbers, &none)
+        };
+        let same = |x: f64| columns(&[x], &none);
         if t.is_multiple_of(chunk) {
             start.layers.clone_from(&network.layers);
             if reading {
@@ -124,14 +144,14 @@ pub fn deep_head(p: &Plain, x: &Rows, options: &Value, h: usize) -> (Rows, Netwo
         }
         let gradients = start.gradients(&unit(head(&k[t], H, h)), head(&v[t], H, h), kind == "dla");
         if reading {
-            blend(&mut moving, 1.0, &gradients, 1.0);
+            blend(&mut moving, &same(1.0), &gradients, &same(1.0));
             network.layers.clone_from(&start.layers);
-            blend(&mut network.layers, 1.0, &moving, -largest * gate("eta"));
+            blend(&mut network.layers, &same(1.0), &moving, &gate("eta", 0.0, &|eta| -largest * eta));
         } else {
-            let momentum = if kind == "dla" { 0.0 } else { gate("eta") };
-            blend(&mut moving, momentum, &gradients, -largest * gate("theta"));
-            let forgotten = sigmoid(p.linear("alpha", &x[t])[h] - shift);
-            blend(&mut network.layers, 1.0 - forgotten, &moving, 1.0);
+            let momentum = if kind == "dla" { same(0.0) } else { gate("eta", 0.0, &|eta| eta) };
+            blend(&mut moving, &momentum, &gradients, &gate("theta", 0.0, &|theta| -largest * theta));
+            let kept = gate("alpha", shift, &|alpha| 1.0 - alpha);
+            blend(&mut network.layers, &kept, &moving, &same(1.0));
         }
         network.reading(&unit(head(&q[t], H, h)))
     };

@@ -159,11 +159,19 @@ fn titans_head(p: &Plain, x: &Rows, options: &Value, h: usize) -> (Rows, Rows) {
     let (mut s, mut momentum) = (empty(), empty());
     let token = |t: usize| {
         let (k, v) = (unit(head(&k[t], H, h)), head(&v[t], H, h));
-        let [theta, eta, alpha] = ["theta", "eta", "alpha"].map(|gate| p.linear(gate, &x[t])[h]);
+        // One number a head, or one a column of the memory.
+        let [theta, eta, alpha] = ["theta", "eta", "alpha"].map(|gate| {
+            let gate = p.linear(gate, &x[t]);
+            let own = head(&gate, H, h);
+            (0..v.len()).map(|j| own[j % own.len()]).collect::<Vec<f64>>()
+        });
         let error = difference(&read(&s, &k), v);
-        forget(&mut momentum, &[sigmoid(eta); K]);
-        write(&mut momentum, &k, &scaled(&error, -largest * sigmoid(theta)));
-        forget(&mut s, &[1.0 - sigmoid(alpha - shift); K]);
+        for j in 0..v.len() {
+            momentum.iter_mut().for_each(|row| row[j] *= sigmoid(eta[j]));
+            s.iter_mut().for_each(|row| row[j] *= 1.0 - sigmoid(alpha[j] - shift));
+        }
+        let error: Vec<f64> = error.iter().zip(&theta).map(|(e, x)| -largest * sigmoid(*x) * e).collect();
+        write(&mut momentum, &k, &error);
         s.iter_mut().flatten().zip(momentum.iter().flatten()).for_each(|(s, p)| *s += p);
         read(&s, &unit(head(&q[t], H, h)))
     };

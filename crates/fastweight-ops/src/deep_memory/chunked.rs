@@ -2,11 +2,13 @@
 
 use burn::tensor::Tensor;
 
-use super::factors::{Factors, Scalars, Tokenwise};
+use super::factors::{Factors, Rows, Scalars, Tokenwise, cut, parts};
+use super::gates::spans;
 use super::network::{Gradients, Network};
 use super::orthogonal;
+use super::output_factors::OutputGates;
 use super::pieces::blend;
-use super::{DeepState, DeepTokens, InnerLoss, RateOf};
+use super::{DeepGate, DeepState, DeepTokens, InnerLoss, RateOf};
 
 /// Weights of every row and head, `[M,in,out]` for each layer.
 type Layers = Vec<Tensor<3>>;
@@ -26,11 +28,10 @@ struct Chunk {
     k: Tensor<3>,
     v: Tensor<3>,
     threshold: Option<Tensor<3>>,
-    /// Rates `[M,C,1]`, where `factors` are without them or the gradients depend on them.
-    rate: Option<Tensor<3>>,
-    factors: Factors,
-    /// The rows a reader uses, when they are not those of `factors`.
-    before: Option<(Option<Tensor<3>>, Option<Tensor<3>>, Tensor<3>)>,
+    /// Where `factors` are without them or the gradients depend on them: rates `[M,C,1]`, or of each layer `[M,C,out]`.
+    rates: Option<Vec<Tensor<3>>>,
+    /// Factors for all layers, or of each.
+    factors: Vec<Factors>,
 }
 
 /// Runs rows that are all as far into a chunk; returns the output `[N,T,H,V]` and the states after it.
@@ -102,59 +103,61 @@ impl Running {
 
     /// One chunk, or the part of one that is there: its output `[M,C,V]`.
     fn read_and_write(&mut self, network: &Network, chunk: Chunk) -> Tensor<3> {
-        let Chunk { q, mut k, mut v, mut threshold, mut rate, mut factors, mut before } = chunk;
+        let Chunk { q, mut k, mut v, mut threshold, mut rates, mut factors } = chunk;
         let [_, tokens, _] = q.dims();
         if let Some(recent) = self.recent.take() {
-            (k, v, rate, threshold) = self.slide(network, recent, [k, v], rate, threshold);
-            if let Some(rate) = &rate {
-                let row = rate.clone().swap_dims(1, 2);
-                factors.mix = factors.mix * row.clone();
-                factors.gather = factors.gather.map(|gather| gather * rate.clone());
-                before = before.map(|(keep, carry, mix)| (keep, carry, mix * row.clone()));
-                if let Some(tokenwise) = &mut factors.tokenwise {
-                    tokenwise.gather = tokenwise.gather.clone() * row;
-                }
-            }
+            let own = rates.and_then(|rates| rates.into_iter().next());
+            let rate;
+            (k, v, rate, threshold) = self.slide(network, recent, [k, v], own, threshold);
+            factors = factors.into_iter().map(|factors| factors.weighed(&rate)).collect();
+            rates = Some(vec![rate]);
         }
         let mut gradients = network.gradients(&self.start, k, v, threshold);
-        if let Some(rate) = rate.filter(|_| network.memory.proximal) {
-            gradients = gradients.proximal(rate);
+        if let Some(rates) = rates.filter(|_| network.memory.proximal) {
+            gradients = gradients.proximal(&rates);
         }
         let base = match network.memory.rate {
             RateOf::Written => &self.current,
             RateOf::Reading => &self.start,
         };
-        if let Some(tokenwise) = factors.tokenwise {
-            return self.write_orthogonal(network, q, gradients, &tokenwise, factors.keep);
+        if let Some(tokenwise) = &factors[0].tokenwise {
+            return self.write_orthogonal(network, q, gradients, tokenwise, factors[0].rows.keep.clone());
         }
         let Gradients { inputs, errors } = gradients;
-        let (keep, carry, mix) = match before {
-            Some(rows) => rows,
-            None => (factors.keep.clone(), factors.carry.clone(), factors.mix.clone()),
-        };
+        let of = |layer: usize| &factors[layer.min(factors.len() - 1)];
         let output = network.value(q, |layer, h| {
-            let scores = h.clone().matmul(inputs[layer].clone().swap_dims(1, 2)) * mix.clone();
+            let Rows { keep, carry, mix } = of(layer).reader();
+            let scores = h.clone().matmul(inputs[layer].clone().swap_dims(1, 2));
             let carried = carry.clone().zip(self.momentum.as_ref());
             let carried = carried.map(|(carry, p)| (h.clone().matmul(p[layer].clone()), carry));
-            let written = scores.matmul(errors[layer].clone());
+            let written = mix.apply(scores, &errors[layer]);
             blend(h.matmul(base[layer].clone()), keep.clone(), carried, network.fused) - written
         });
 
         let end = |x: &Tensor<3>| x.clone().narrow(1, tokens - 1, 1);
-        let end_mix = end(&factors.mix).swap_dims(1, 2);
-        let (end_keep, end_carry) = (factors.keep.as_ref().map(end), factors.carry.as_ref().map(end));
+        let ends: Vec<_> = factors
+            .iter()
+            .map(|Factors { rows, .. }| {
+                (rows.keep.as_ref().map(end), rows.carry.as_ref().map(end), rows.mix.end())
+            })
+            .collect();
         let write = |layer: usize, weights: &Tensor<3>| {
-            (inputs[layer].clone() * weights.clone()).swap_dims(1, 2).matmul(errors[layer].clone())
+            let (h, d, weights) = (inputs[layer].clone(), errors[layer].clone(), weights.clone());
+            match weights.dims() {
+                [_, _, 1] => (h * weights).swap_dims(1, 2).matmul(d),
+                _ => h.swap_dims(1, 2).matmul(d * weights),
+            }
         };
         let advance = |(layer, base): (usize, &Tensor<3>)| {
-            let carried = end_carry.clone().zip(self.momentum.as_ref());
+            let (keep, carry, mix) = &ends[layer.min(ends.len() - 1)];
+            let carried = carry.clone().zip(self.momentum.as_ref());
             let carried = carried.map(|(carry, p)| (p[layer].clone(), carry));
-            blend(base.clone(), end_keep.clone(), carried, network.fused) - write(layer, &end_mix)
+            blend(base.clone(), keep.clone(), carried, network.fused) - write(layer, mix)
         };
         let current: Layers = base.iter().enumerate().map(advance).collect();
-        if let (Some(gather), Some(momentum)) = (&factors.gather, &mut self.momentum) {
-            for (layer, p) in momentum.iter_mut().enumerate() {
-                *p = blend(p.clone(), factors.hold.clone(), None, network.fused) - write(layer, gather);
+        for (layer, p) in self.momentum.iter_mut().flatten().enumerate() {
+            if let Factors { hold, gather: Some(gather), .. } = of(layer) {
+                *p = blend(p.clone(), hold.clone(), None, network.fused) - write(layer, gather);
             }
         }
         self.current = current;
@@ -208,7 +211,7 @@ impl Running {
         [k, v]: [Tensor<3>; 2],
         rate: Option<Tensor<3>>,
         threshold: Option<Tensor<3>>,
-    ) -> (Tensor<3>, Tensor<3>, Option<Tensor<3>>, Option<Tensor<3>>) {
+    ) -> (Tensor<3>, Tensor<3>, Tensor<3>, Option<Tensor<3>>) {
         let ([rows, tokens, key], [.., value]) = (k.dims(), v.dims());
         let ones = || Tensor::ones([rows, tokens, 1], (&k.device(), k.dtype()));
         let number = |x: Option<Tensor<3>>| x.unwrap_or_else(ones);
@@ -221,7 +224,7 @@ impl Running {
         (
             columns(0, key),
             columns(key, value),
-            Some(columns(key + value, 1)),
+            columns(key + value, 1),
             has_threshold.then(|| columns(key + value + 1, 1)),
         )
     }
@@ -241,61 +244,50 @@ fn chunks(network: &Network, tokens: &DeepTokens, from: usize, count: usize, len
         let x = x.clone().narrow(1, from, count * length).reshape([rows, count, length, heads]);
         x.permute([1, 0, 3, 2]).reshape([count * m, length])
     };
-    let cut = |x: Tensor<3>| {
-        let [_, a, b] = x.dims();
-        split(x.reshape([count, m, a, b])).into_iter()
+    // One for all layers, or one for each.
+    let (mut all_rates, mut all_factors) = (Vec::new(), Vec::new());
+    let mut add = |rate: Tensor<3>, mut factors: Factors| {
+        factors.before = network.memory.read_before_write.then(|| factors.rows.before());
+        if network.memory.proximal || network.memory.window > 1 {
+            all_rates.push(cut(rate, count).into_iter());
+        }
+        all_factors.push(factors.cut(count).into_iter());
     };
-    let rate = match &tokens.rate {
-        Some(rate) => scalars(rate),
-        None => Tensor::ones([count * m, length], (&tokens.q.device(), tokens.q.dtype())),
-    };
-    let mut rates = (network.memory.proximal || network.memory.window > 1)
-        .then(|| cut(rate.clone().unsqueeze_dim::<3>(2)));
-    let scalar_factors = Scalars {
-        rate,
-        momentum: tokens.momentum.as_ref().map(scalars),
-        decay: tokens.decay.as_ref().map(scalars),
-    };
-    let factors = Factors::new(scalar_factors, network.memory);
-    let cut_if = |x: Option<Tensor<3>>| x.map(cut);
-    let before = network.memory.read_before_write.then(|| factors.before());
-    let mut before = before.map(|(keep, carry, mix)| (cut_if(keep), cut_if(carry), cut(mix)));
-    let Factors { keep, carry, mix, hold, gather, tokenwise } = factors;
-    let mut tokenwise = tokenwise.map(|x| (cut_if(x.hold), cut(x.gather), cut(x.retained)));
-    let (mut keep, mut carry, mut mix) = (cut_if(keep), cut_if(carry), cut(mix));
-    let (mut hold, mut gather) = (cut_if(hold), cut_if(gather));
-    let mut threshold = tokens.threshold.as_ref().map(|x| cut(scalars(x).unsqueeze_dim::<3>(2)));
-    let next = |x: &mut Option<std::vec::IntoIter<Tensor<3>>>| x.as_mut().and_then(Iterator::next);
+    let options = (&tokens.q.device(), tokens.q.dtype());
+    if tokens.has_output_gates() {
+        let ([.., key], [.., value]) = (tokens.q.dims(), tokens.v.dims());
+        for span in spans(network.memory, key, value) {
+            let gate = |gate: &DeepGate| {
+                let x = gate.layer(span).narrow(1, from, count * length);
+                let x = x.reshape([rows, count, length, heads, span[1]]).permute([1, 0, 3, 2, 4]);
+                x.reshape([count * m, length, span[1]])
+            };
+            let ones = || Tensor::ones([count * m, length, span[1]], options);
+            let gates = OutputGates {
+                rate: tokens.rate.as_ref().map_or_else(ones, gate),
+                momentum: tokens.momentum.as_ref().map(gate),
+                decay: tokens.decay.as_ref().map(gate),
+            };
+            add(gates.rate.clone(), gates.factors(network.fused));
+        }
+    } else {
+        let gate = |gate: &Option<DeepGate>| gate.as_ref().and_then(DeepGate::heads).map(scalars);
+        let rate = gate(&tokens.rate).unwrap_or_else(|| Tensor::ones([count * m, length], options));
+        let column = rate.clone().unsqueeze_dim::<3>(2);
+        let numbers = Scalars { rate, momentum: gate(&tokens.momentum), decay: gate(&tokens.decay) };
+        add(column, Factors::new(numbers, network.memory));
+    }
+    let mut threshold = parts(tokens.threshold.as_ref().map(|x| scalars(x).unsqueeze_dim::<3>(2)), count);
     let qkv = vectors(&tokens.q).into_iter().zip(vectors(&tokens.k)).zip(vectors(&tokens.v));
-    let chunk = |((q, k), v)| {
-        Some(Chunk {
-            q,
-            k,
-            v,
-            threshold: next(&mut threshold),
-            rate: next(&mut rates),
-            factors: Factors {
-                keep: next(&mut keep),
-                carry: next(&mut carry),
-                mix: mix.next()?,
-                hold: next(&mut hold),
-                gather: next(&mut gather),
-                tokenwise: match &mut tokenwise {
-                    Some((hold, gather, retained)) => Some(Tokenwise {
-                        hold: next(hold),
-                        gather: gather.next()?,
-                        retained: retained.next()?,
-                    }),
-                    None => None,
-                },
-            },
-            before: match &mut before {
-                Some((keep, carry, mix)) => Some((next(keep), next(carry), mix.next()?)),
-                None => None,
-            },
-        })
+    let chunk = |((q, k), v)| Chunk {
+        q,
+        k,
+        v,
+        threshold: threshold(),
+        rates: (!all_rates.is_empty()).then(|| all_rates.iter_mut().filter_map(Iterator::next).collect()),
+        factors: all_factors.iter_mut().filter_map(Iterator::next).collect(),
     };
-    qkv.filter_map(chunk).collect()
+    qkv.map(chunk).collect()
 }
 
 /// The parts of the first dimension. Halves of halves: the gradient of a part is as large as what it was cut from,

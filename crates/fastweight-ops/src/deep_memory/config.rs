@@ -122,6 +122,11 @@ impl DeepMemory {
         (0..self.depth).map(|layer| [width(layer) + bias, width(layer + 1)]).collect()
     }
 
+    /// Outputs of all of a head's weights together: gates of a head and token when every output has its own.
+    pub fn output_count(&self, key: usize, value: usize) -> usize {
+        self.weight_shapes(key, value).iter().map(|[_, columns]| columns).sum()
+    }
+
     /// Numbers in the weights of one head.
     pub fn weight_count(&self, key: usize, value: usize) -> usize {
         self.weight_shapes(key, value).iter().map(|[rows, columns]| rows * columns).sum()
@@ -136,6 +141,12 @@ impl DeepMemory {
         let weights = self.weight_count(key, value) * (1 + usize::from(momentum)) / self.chunk;
         let vectors: usize = self.weight_shapes(key, value).iter().flatten().sum();
         size_of::<f32>() * (weights + 10 * (vectors + key + value) + 24 * self.chunk)
+    }
+
+    /// What gates for every output add to [`training_bytes`](Self::training_bytes), so that the sum is again an upper bound: 16
+    /// numbers for each output.
+    pub fn output_gate_bytes(&self, key: usize, value: usize) -> usize {
+        size_of::<f32>() * 16 * self.output_count(key, value)
     }
 
     /// Numbers of a token that a window keeps: its key, its value, its rate and its threshold.

@@ -9,7 +9,8 @@
 //! o_t = M_{W_t}(q_t)
 //! ```
 //!
-//! with a chunk of one token the plain recurrence. Chunks begin at absolute positions of a document, so that any
+//! with a chunk of one token the plain recurrence. A gate is one number a head, or one for every output of every
+//! weight ([`DeepGate`]): column j of a weight then has its own `momentum_t[j]`, `rate_t[j]` and `decay_t[j]`. Chunks begin at absolute positions of a document, so that any
 //! cut of the input gives the same result. Sources: TTT-MLP (2407.04620), Titans (2501.00663), Miras (2504.13173).
 //!
 //! Inside a chunk the weights are never formed: a layer's value at token t is
@@ -32,10 +33,13 @@ mod chunked;
 mod config;
 mod cpu;
 mod cpu_blend;
+mod cpu_mix;
 mod cpu_norm;
 mod factors;
+mod gates;
 mod network;
 mod orthogonal;
+mod output_factors;
 mod pieces;
 pub mod reference;
 mod sequences;
@@ -48,6 +52,7 @@ use crate::{Offsets, OpError, Path};
 use network::Network;
 
 pub use config::{Activation, DeepMemory, InnerLoss, RateOf};
+pub use gates::DeepGate;
 pub use state::DeepState;
 
 const NAME: &str = "deep_memory";
@@ -61,12 +66,12 @@ pub struct DeepTokens {
     pub k: Tensor<4>,
     /// Values `[B,T,H,V]`.
     pub v: Tensor<4>,
-    /// Rates `[B,T,H]`, finite and not negative; 1 when absent.
-    pub rate: Option<Tensor<3>>,
-    /// Momentum factors `[B,T,H]` in `[0, 1]`; no momentum when absent.
-    pub momentum: Option<Tensor<3>>,
-    /// Forgotten shares `[B,T,H]` in `[0, 1]`; nothing is forgotten when absent.
-    pub decay: Option<Tensor<3>>,
+    /// Rates, finite and not negative; 1 when absent.
+    pub rate: Option<DeepGate>,
+    /// Momentum factors in `[0, 1]`; no momentum when absent.
+    pub momentum: Option<DeepGate>,
+    /// Forgotten shares in `[0, 1]`; nothing is forgotten when absent.
+    pub decay: Option<DeepGate>,
     /// Thresholds of the Huber loss `[B,T,H]`, above zero; 1 when absent.
     pub threshold: Option<Tensor<3>>,
 }
@@ -80,12 +85,12 @@ pub struct DeepToken {
     pub k: Tensor<3>,
     /// Values `[B,H,V]`.
     pub v: Tensor<3>,
-    /// Rates `[B,H]`.
-    pub rate: Option<Tensor<2>>,
-    /// Momentum factors `[B,H]`.
-    pub momentum: Option<Tensor<2>>,
-    /// Forgotten shares `[B,H]`.
-    pub decay: Option<Tensor<2>>,
+    /// Rates.
+    pub rate: Option<DeepGate<2, 3>>,
+    /// Momentum factors.
+    pub momentum: Option<DeepGate<2, 3>>,
+    /// Forgotten shares.
+    pub decay: Option<DeepGate<2, 3>>,
     /// Thresholds of the Huber loss `[B,H]`.
     pub threshold: Option<Tensor<2>>,
 }
@@ -141,16 +146,18 @@ pub fn deep_memory_step(
     state: DeepState,
 ) -> Result<(Tensor<3>, DeepState), OpError> {
     let vector = |x: Tensor<3>| x.unsqueeze_dim::<4>(1);
-    let scalar = |x: Option<Tensor<2>>| x.map(|x| x.unsqueeze_dim::<3>(1));
+    let gate = |gate: Option<DeepGate<2, 3>>| {
+        gate.map(|gate| gate.map(|x| x.clone().unsqueeze_dim(1), |x| vector(x.clone())))
+    };
     let DeepToken { q, k, v, rate, momentum, decay, threshold } = token;
     let tokens = DeepTokens {
         q: vector(q),
         k: vector(k),
         v: vector(v),
-        rate: scalar(rate),
-        momentum: scalar(momentum),
-        decay: scalar(decay),
-        threshold: scalar(threshold),
+        rate: gate(rate),
+        momentum: gate(momentum),
+        decay: gate(decay),
+        threshold: threshold.map(|x| x.unsqueeze_dim(1)),
     };
     let (o, state) = deep_memory(memory, tokens, norm, state, None, Path::Auto)?;
     Ok((o.squeeze_dim(1), state))

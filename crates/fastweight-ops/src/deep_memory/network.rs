@@ -28,9 +28,9 @@ pub(super) struct Gradients {
 }
 
 impl Gradients {
-    /// Errors over `1 + rate |h|^2`, `rate [M,S,1]`: each layer's exact proximal step.
-    pub(super) fn proximal(mut self, rate: Tensor<3>) -> Self {
-        for (h, d) in self.inputs.iter().zip(&mut self.errors) {
+    /// Errors over `1 + rate |h|^2`, rates `[M,S,1]` or of each layer `[M,S,out]`: each layer's exact proximal step.
+    pub(super) fn proximal(mut self, rates: &[Tensor<3>]) -> Self {
+        for ((h, d), rate) in self.inputs.iter().zip(&mut self.errors).zip(rates.iter().cycle()) {
             let length = h.clone().square().sum_dim(2) * rate.clone() + 1.0;
             *d = d.clone() / length;
         }

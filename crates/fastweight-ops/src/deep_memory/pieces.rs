@@ -61,7 +61,8 @@ pub(super) fn normalise_back(d: Tensor<3>, hat: Tensor<3>, inverse: Tensor<3>, f
     (d.clone() - d.mean_dim(2) - hat * along) * inverse
 }
 
-/// `a keep + b carry`, where a and b are `[M,S,V]` and a factor is `[M,S,1]` or `[M,1,1]`, one when absent.
+/// `a keep + b carry`, where a and b are `[M,S,V]` and a factor is `[M,S,1]` or `[M,1,1]`, one when absent; with a number for
+/// every column `[M,S,V]` or `[M,1,V]`.
 pub(super) fn blend(
     a: Tensor<3>,
     keep: Option<Tensor<3>>,
@@ -69,7 +70,7 @@ pub(super) fn blend(
     fused: bool,
 ) -> Tensor<3> {
     let Some(factor) = keep.as_ref().or(carried.as_ref().map(|(_, carry)| carry)) else { return a };
-    if fused {
+    if fused && factor.dims()[2] == 1 {
         let [rows, tokens, size] = a.dims();
         let op = FusedBlend {
             shape: vec![rows, tokens, size],

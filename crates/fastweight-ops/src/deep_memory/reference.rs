@@ -5,6 +5,7 @@
 use crate::kernel::Dims;
 use crate::reference::{add_scaled, dot, multiply, read, read_back, write};
 
+use super::gates::spans;
 use super::orthogonal::{QUINTIC, STEPS, TINY};
 use super::{Activation, DeepMemory, InnerLoss, RateOf};
 
@@ -21,18 +22,38 @@ pub struct Inputs<'a> {
     pub k: &'a [f64],
     /// Values `[B,T,H,V]`.
     pub v: &'a [f64],
-    /// Rates `[B,T,H]`, 1 when absent.
-    pub rate: Option<&'a [f64]>,
-    /// Momentum factors `[B,T,H]`, 0 when absent.
-    pub momentum: Option<&'a [f64]>,
-    /// Forgotten shares `[B,T,H]`, 0 when absent.
-    pub decay: Option<&'a [f64]>,
+    /// Rates, 1 when absent.
+    pub rate: Option<Gate<'a>>,
+    /// Momentum factors, 0 when absent.
+    pub momentum: Option<Gate<'a>>,
+    /// Forgotten shares, 0 when absent.
+    pub decay: Option<Gate<'a>>,
     /// Thresholds of the Huber loss `[B,T,H]`, 1 when absent.
     pub threshold: Option<&'a [f64]>,
     /// Weight and bias of the LayerNorm, `[H,V]` each; no LayerNorm when absent.
     pub norm: Option<(&'a [f64], &'a [f64])>,
     /// States before the first token.
     pub state: State,
+}
+
+/// A gate, as [`DeepGate`](super::DeepGate).
+#[derive(Debug, Clone, Copy)]
+pub enum Gate<'a> {
+    /// One number a head, `[B,T,H]`.
+    Heads(&'a [f64]),
+    /// One number for every output of every weight, `[B,T,H,outputs]`.
+    Outputs(&'a [f64]),
+}
+
+impl Gate<'_> {
+    /// The numbers of the outputs `from..from + count` of the token and head at the flat place `at` of `[B,T,H]`, where a
+    /// head has `outputs`.
+    fn columns(self, at: usize, outputs: usize, [from, count]: [usize; 2]) -> Vec<f64> {
+        match self {
+            Self::Heads(x) => vec![x[at]; count],
+            Self::Outputs(x) => x[at * outputs + from..][..count].to_vec(),
+        }
+    }
 }
 
 /// A state, each layer `[N,H,in,out]`.
@@ -193,10 +214,12 @@ impl Network<'_> {
 }
 
 /// Token by token: at a chunk's first token the weights there become the point where gradients are taken; then
-/// `P = momentum P - sum rate G` over the window, `W = (1 - decay) W + P` for every layer, `o = M_W(q)`.
+/// `P = momentum P - sum rate G` over the window, `W = (1 - decay) W + P` for every layer, `o = M_W(q)`, column by
+/// column of a weight.
 pub fn forward(x: &Inputs) -> Outputs {
     let Dims { heads, key, value, .. } = *x.dims;
     let shapes = x.memory.weight_shapes(key, value);
+    let (outputs, spans) = (x.memory.output_count(key, value), spans(x.memory, key, value));
     let mut o = vec![0.0; x.v.len()];
     let mut state = x.state.clone();
     for (n, (row, tokens)) in x.dims.sequences().into_iter().enumerate() {
@@ -210,7 +233,10 @@ pub fn forward(x: &Inputs) -> Outputs {
                 let boundary = (x.state.positions[n] + i).is_multiple_of(x.memory.chunk);
                 let (keys, values) = (x.dims.token(row, t, head, key), x.dims.token(row, t, head, value));
                 let at = x.dims.token(row, t, head, 1).start;
-                let number = |numbers: Option<&[f64]>, otherwise| numbers.map_or(otherwise, |n| n[at]);
+                let gate = |gate: Option<Gate>, layer: usize, otherwise: f64| match gate {
+                    None => vec![otherwise; spans[layer][1]],
+                    Some(gate) => gate.columns(at, outputs, spans[layer]),
+                };
                 let span = |layer: usize| {
                     let size = shapes[layer][0] * shapes[layer][1];
                     (n * heads + head) * size..(n * heads + head + 1) * size
@@ -234,16 +260,18 @@ pub fn forward(x: &Inputs) -> Outputs {
                 let mut tokens = state.recent[kept.clone()].to_vec();
                 tokens.extend(&x.k[keys.clone()]);
                 tokens.extend(&x.v[values.clone()]);
-                tokens.extend([number(x.rate, 1.0), number(x.threshold, 1.0)]);
+                // Outputs' rates are those of the token itself: they have no window.
+                let rate = match x.rate {
+                    Some(Gate::Heads(rate)) => rate[at],
+                    _ => 1.0,
+                };
+                tokens.extend([rate, x.threshold.map_or(1.0, |threshold| threshold[at])]);
                 state.recent[kept].copy_from_slice(&tokens[size..]);
                 for layer in 0..shapes.len() {
-                    multiply(
-                        &mut state.momentum[layer][span(layer)],
-                        match x.memory.rate {
-                            RateOf::Written => number(x.momentum, 0.0),
-                            RateOf::Reading => 1.0,
-                        },
-                    );
+                    if x.memory.rate == RateOf::Written {
+                        let factors = gate(x.momentum, layer, 0.0);
+                        multiply_columns(&mut state.momentum[layer][span(layer)], &factors);
+                    }
                 }
                 for token in tokens.chunks_exact(size) {
                     let (rate, threshold) = (token[size - 2], token[size - 1]);
@@ -251,14 +279,16 @@ pub fn forward(x: &Inputs) -> Outputs {
                     let gradient =
                         network.gradient(&weights, &token[..key], &token[key..key + value], threshold);
                     for (layer, (h, mut d)) in gradient.into_iter().enumerate() {
-                        multiply(
-                            &mut d,
-                            match x.memory.rate {
-                                RateOf::Reading => -1.0,
-                                RateOf::Written if x.memory.proximal => -rate / (1.0 + rate * dot(&h, &h)),
-                                RateOf::Written => -rate,
-                            },
-                        );
+                        let rates = match x.rate {
+                            Some(Gate::Outputs(_)) => gate(x.rate, layer, 1.0),
+                            _ => vec![rate; d.len()],
+                        };
+                        let step = |rate: f64| match x.memory.rate {
+                            RateOf::Reading => -1.0,
+                            RateOf::Written if x.memory.proximal => -rate / (1.0 + rate * dot(&h, &h)),
+                            RateOf::Written => -rate,
+                        };
+                        d.iter_mut().zip(rates).for_each(|(d, rate)| *d *= step(rate));
                         write(&mut state.momentum[layer][span(layer)], &h, &d);
                     }
                 }
@@ -267,7 +297,8 @@ pub fn forward(x: &Inputs) -> Outputs {
                         (&state.momentum[layer][span(layer)], &mut state.current[layer][span(layer)]);
                     match x.memory.rate {
                         RateOf::Written => {
-                            multiply(w, 1.0 - number(x.decay, 0.0));
+                            let kept: Vec<f64> = gate(x.decay, layer, 0.0).iter().map(|x| 1.0 - x).collect();
+                            multiply_columns(w, &kept);
                             match x.memory.newton_schulz {
                                 false => add_scaled(w, 1.0, p),
                                 true => add_scaled(w, 1.0, &newton_schulz(p, shape)),
@@ -275,7 +306,9 @@ pub fn forward(x: &Inputs) -> Outputs {
                         }
                         RateOf::Reading => {
                             w.copy_from_slice(&state.start[layer][span(layer)]);
-                            add_scaled(w, number(x.rate, 1.0), p);
+                            let rates = gate(x.rate, layer, 1.0);
+                            let scaled = p.iter().zip(rates.iter().cycle());
+                            w.iter_mut().zip(scaled).for_each(|(w, (p, rate))| *w += rate * p);
                         }
                     }
                 }
@@ -306,6 +339,12 @@ pub fn forward(x: &Inputs) -> Outputs {
 
 fn slices<'a>(layers: &'a [Vec<f64>], span: &impl Fn(usize) -> std::ops::Range<usize>) -> Vec<&'a [f64]> {
     layers.iter().enumerate().map(|(layer, weights)| &weights[span(layer)]).collect()
+}
+
+/// Multiplies each column of `w [in,out]` by its factor.
+fn multiply_columns(w: &mut [f64], factors: &[f64]) {
+    let rows = w.chunks_exact_mut(factors.len());
+    rows.for_each(|row| row.iter_mut().zip(factors).for_each(|(w, factor)| *w *= factor));
 }
 
 /// Five Newton-Schulz steps on `p [in,out]`; `X X^T X` is the same for a matrix and its transpose.

@@ -8,22 +8,23 @@ use crate::Offsets;
 
 use super::chunked::{run, split};
 use super::network::Network;
-use super::{DeepMemory, DeepNorm, DeepState, DeepTokens};
+use super::{DeepGate, DeepMemory, DeepNorm, DeepState, DeepTokens};
 
 impl DeepTokens {
     fn map(
         &self,
-        mut vector: impl FnMut(&Tensor<4>) -> Tensor<4>,
-        mut scalar: impl FnMut(&Tensor<3>) -> Tensor<3>,
+        vector: impl Fn(&Tensor<4>) -> Tensor<4>,
+        scalar: impl Fn(&Tensor<3>) -> Tensor<3>,
     ) -> Self {
+        let gate = |gate: &Option<DeepGate>| gate.as_ref().map(|gate| gate.map(&scalar, &vector));
         Self {
             q: vector(&self.q),
             k: vector(&self.k),
             v: vector(&self.v),
-            rate: self.rate.as_ref().map(&mut scalar),
-            momentum: self.momentum.as_ref().map(&mut scalar),
-            decay: self.decay.as_ref().map(&mut scalar),
-            threshold: self.threshold.as_ref().map(&mut scalar),
+            rate: gate(&self.rate),
+            momentum: gate(&self.momentum),
+            decay: gate(&self.decay),
+            threshold: self.threshold.as_ref().map(&scalar),
         }
     }
 
@@ -54,10 +55,10 @@ impl DeepTokens {
     }
 
     fn stacked(parts: &[&Self]) -> Self {
-        let scalars = |pick: fn(&Self) -> &Option<Tensor<3>>| {
-            let all: Option<Vec<_>> = parts.iter().map(|part| pick(part).clone()).collect();
-            all.map(|all| Tensor::cat(all, 0))
+        let gates = |pick: fn(&Self) -> &Option<DeepGate>| {
+            DeepGate::stacked(parts.iter().map(|part| pick(part)).collect())
         };
+        let threshold: Option<Vec<_>> = parts.iter().map(|part| part.threshold.clone()).collect();
         let vectors = |pick: fn(&Self) -> &Tensor<4>| {
             Tensor::cat(parts.iter().map(|part| pick(part).clone()).collect(), 0)
         };
@@ -65,10 +66,10 @@ impl DeepTokens {
             q: vectors(|x| &x.q),
             k: vectors(|x| &x.k),
             v: vectors(|x| &x.v),
-            rate: scalars(|x| &x.rate),
-            momentum: scalars(|x| &x.momentum),
-            decay: scalars(|x| &x.decay),
-            threshold: scalars(|x| &x.threshold),
+            rate: gates(|x| &x.rate),
+            momentum: gates(|x| &x.momentum),
+            decay: gates(|x| &x.decay),
+            threshold: threshold.map(|all| Tensor::cat(all, 0)),
         }
     }
 }

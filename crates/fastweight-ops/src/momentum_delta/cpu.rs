@@ -8,13 +8,17 @@ use crate::kernel::Dims;
 use crate::kernel::recurrent::backward::{OutputGradients, Saved, backward};
 use crate::kernel::recurrent::forward::forward;
 use crate::kernel::recurrent::step::step as recurrent_step;
-use crate::kernel::recurrent::{Inputs, Surprise};
+use crate::kernel::recurrent::{ChannelSurprise, Inputs, Surprise};
 
-/// The delta rule with momentum on slices: inputs `[q, k, p, v, retain, momentum, write, rate, S, P]`; outputs `[o, S, P]`.
+/// The delta rule with momentum on slices: inputs `[q, k, p, v, retain, momentum, rate, S, P, write]`, without `write`
+/// with channel gates; outputs `[o, S, P]`.
 #[derive(Debug, Clone)]
 pub struct FusedMomentumDelta {
     /// Sizes, scale and documents.
     pub dims: Dims,
+    /// Whether `retain, momentum, rate` are `[B,T,H,V]`, one for each column of the states, and all of the momentum is
+    /// written; else they and `write` are `[B,T,H]`.
+    pub channel_gates: bool,
 }
 
 impl FusedMomentumDelta {
@@ -27,11 +31,11 @@ impl FusedMomentumDelta {
             value_key: &[],
             v: x[3],
             decay: x[4],
-            rate: x[7],
+            rate: x[6],
             momentum: x[5],
-            momentum_rate: x[6],
-            state: x[8],
-            momentum_state: x[9],
+            momentum_rate: x.get(9).copied().unwrap_or_default(),
+            state: x[7],
+            momentum_state: x[8],
         }
     }
 }
@@ -48,7 +52,12 @@ impl FusedOp for FusedMomentumDelta {
     }
 
     fn forward(&self, inputs: &[&[f32]], save: bool) -> Forward {
-        let out = forward::<Surprise>(&self.inputs(inputs), save);
+        let inputs = self.inputs(inputs);
+        let out = if self.channel_gates {
+            forward::<ChannelSurprise>(&inputs, save)
+        } else {
+            forward::<Surprise>(&inputs, save)
+        };
         let saved = if save { vec![out.saved_states, out.saved_rows, out.saved_momenta] } else { Vec::new() };
         Forward { outputs: vec![out.o, out.state, out.momentum_state], saved }
     }
@@ -62,7 +71,12 @@ impl FusedOp for FusedMomentumDelta {
     ) -> Vec<Option<Vec<f32>>> {
         let saved = Saved { states: &saved[0], rows: &saved[1], momenta: &saved[2] };
         let outputs = OutputGradients { o: grads[0], state: grads[1], momentum_state: grads[2] };
-        let x = backward::<Surprise>(&self.inputs(inputs), saved, outputs);
+        let inputs = self.inputs(inputs);
+        let x = if self.channel_gates {
+            backward::<ChannelSurprise>(&inputs, saved, outputs)
+        } else {
+            backward::<Surprise>(&inputs, saved, outputs)
+        };
         let gradients = [
             x.q,
             x.write,
@@ -70,17 +84,17 @@ impl FusedOp for FusedMomentumDelta {
             x.v,
             x.decay,
             x.momentum,
-            x.momentum_rate,
             x.rate,
             x.state,
             x.momentum_state,
+            x.momentum_rate,
         ];
         gradients.into_iter().zip(needs).map(|(gradient, &needed)| needed.then_some(gradient)).collect()
     }
 }
 
 /// One token in place: states `S, P [B,H,K,V]`, `q, k, p [B,H,K]`, `v [B,H,V]`, plain factors
-/// `retain, momentum, write, rate [B,H]`, `out [B,H,V]`; see [`FusedMomentumDelta`].
+/// `retain, momentum, rate, write [B,H]`, or without `write` `[B,H,V]`, `out [B,H,V]`; see [`FusedMomentumDelta`].
 ///
 /// # Panics
 /// When a slice has not the length that `dims` says.
@@ -95,8 +109,8 @@ pub fn step(
     v: &[f32],
     retain: &[f32],
     momentum: &[f32],
-    write: &[f32],
     rate: &[f32],
+    write: Option<&[f32]>,
     out: &mut [f32],
 ) {
     let inputs = Inputs {
@@ -109,9 +123,12 @@ pub fn step(
         decay: retain,
         rate,
         momentum,
-        momentum_rate: write,
+        momentum_rate: write.unwrap_or_default(),
         state: &[],
         momentum_state: &[],
     };
-    recurrent_step::<Surprise>(&inputs, state, momentum_state, out);
+    match write {
+        Some(_) => recurrent_step::<Surprise>(&inputs, state, momentum_state, out),
+        None => recurrent_step::<ChannelSurprise>(&inputs, state, momentum_state, out),
+    }
 }

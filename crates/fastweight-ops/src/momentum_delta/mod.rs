@@ -91,25 +91,44 @@ pub fn momentum_delta_rule(
     let shape = [dims.states(), dims.heads, dims.key, dims.value];
     let s = arguments.state("initial memory", s, shape, &q)?;
     let m = arguments.state("initial momentum", m, shape, &q)?;
-    let multipliers =
-        Multipliers { retain: log_alpha.exp(), momentum: log_mu.exp(), write: beta.neg(), rate: eta.neg() };
+    let multipliers = Multipliers {
+        retain: log_alpha.exp(),
+        momentum: log_mu.exp(),
+        rate: eta.neg(),
+        write: Some(beta.neg()),
+    };
     run(NAME, [q, k, p, v], multipliers, [s, m], dims, options)
 }
 
 /// What the recurrence multiplies with as plain numbers, `[B,T,H]` each, or `[B,H]` of one token.
+///
+/// Without `write` all of the momentum is written, and the others are numbers for each column of the states, with a last
+/// axis of `V`.
 pub(crate) struct Multipliers<const D: usize> {
     pub(crate) retain: Tensor<D>,
     pub(crate) momentum: Tensor<D>,
-    pub(crate) write: Tensor<D>,
     pub(crate) rate: Tensor<D>,
+    pub(crate) write: Option<Tensor<D>>,
+}
+
+impl<const D: usize> Multipliers<D> {
+    fn map<const E: usize>(self, to: impl Fn(Tensor<D>) -> Tensor<E>) -> Multipliers<E> {
+        let [retain, momentum, rate] = [self.retain, self.momentum, self.rate].map(&to);
+        Multipliers { retain, momentum, rate, write: self.write.map(to) }
+    }
+
+    /// Numbers of a token and head.
+    fn columns(&self, dims: &Dims) -> usize {
+        if self.write.is_some() { 1 } else { dims.value }
+    }
 }
 
 /// `P_t = momentum P_{t-1} + rate k (v - S_{t-1}^T p)^T`, `S_t = retain S_{t-1} + write P_t`, `o = scale S_t^T q` on
 /// checked arguments; returns `o`, `S` and `P`.
-pub(crate) fn run(
+pub(crate) fn run<const D: usize>(
     name: &'static str,
     [q, k, p, v]: [Tensor<4>; 4],
-    multipliers: Multipliers<3>,
+    multipliers: Multipliers<D>,
     [state, momentum_state]: [Tensor<4>; 2],
     dims: Dims,
     options: &SequenceOptions,
@@ -118,17 +137,20 @@ pub(crate) fn run(
     if dims.time == 0 {
         return Ok((v, state, momentum_state));
     }
-    let Multipliers { retain, momentum, write, rate } = multipliers;
     if fused {
+        let Multipliers { retain, momentum, rate, write } = multipliers;
+        let channel_gates = write.is_none();
         let mut inputs: Vec<_> = [q, k, p, v].map(Tensor::into_dispatch).into();
-        inputs.extend([retain, momentum, write, rate].map(Tensor::into_dispatch));
+        inputs.extend([retain, momentum, rate].map(Tensor::into_dispatch));
         inputs.extend([state, momentum_state].map(Tensor::into_dispatch));
-        let [o, s, p] = apply(Arc::new(cpu::FusedMomentumDelta { dims }), inputs);
+        inputs.extend(write.map(Tensor::into_dispatch));
+        let [o, s, p] = apply(Arc::new(cpu::FusedMomentumDelta { dims, channel_gates }), inputs);
         return Ok((Tensor::from_dispatch(o), Tensor::from_dispatch(s), Tensor::from_dispatch(p)));
     }
     let scale = options.scale.map_or_else(|| default_scale(dims.key), f64::from);
-    let [retain, momentum, write, rate] = [retain, momentum, write, rate].map(|x| x.unsqueeze_dim(3));
-    let tokens = composed::Tokens { q, k, p, v, retain, momentum, write, rate };
+    let shape = [dims.batch, dims.time, dims.heads, multipliers.columns(&dims)];
+    let Multipliers { retain, momentum, rate, write } = multipliers.map(|x| x.reshape(shape));
+    let tokens = composed::Tokens { q, k, p, v, retain, momentum, rate, write };
     let (o, [s, p]) = composed::run(tokens, [state, momentum_state], options.offsets.as_ref(), scale);
     Ok((o, s, p))
 }
@@ -158,36 +180,42 @@ pub fn momentum_delta_rule_step(
     let shape = [dims.batch, dims.heads, dims.key, dims.value];
     arguments.tensor("memory", &state.0, shape)?;
     arguments.tensor("momentum", &state.1, shape)?;
-    let multipliers =
-        Multipliers { retain: log_alpha.exp(), momentum: log_mu.exp(), write: beta.neg(), rate: eta.neg() };
+    let multipliers = Multipliers {
+        retain: log_alpha.exp(),
+        momentum: log_mu.exp(),
+        rate: eta.neg(),
+        write: Some(beta.neg()),
+    };
     run_step(NAME, [q, k, p, v], multipliers, state.into(), dims, scale)
 }
 
 /// [`run`] for one token of each row.
-pub(crate) fn run_step(
+pub(crate) fn run_step<const D: usize>(
     name: &'static str,
     [q, k, p, v]: [Tensor<3>; 4],
-    multipliers: Multipliers<2>,
+    multipliers: Multipliers<D>,
     state: [Tensor<4>; 2],
     dims: Dims,
     scale: Option<f32>,
 ) -> Result<(Tensor<3>, Tensor<4>, Tensor<4>), OpError> {
-    let Multipliers { retain, momentum, write, rate } = multipliers;
+    let Multipliers { retain, momentum, rate, write } = &multipliers;
     let gradients =
-        tracked([&q, &k, &p, &v]) || tracked([&retain, &momentum, &write, &rate]) || tracked(&state);
+        tracked([&q, &k, &p, &v]) || tracked([retain, momentum, rate]) || tracked(write) || tracked(&state);
     if Path::Auto.is_fused(name, &q)? && !gradients {
+        let Multipliers { retain, momentum, rate, write } = multipliers;
         let shape = v.dims();
         let mut inputs: Vec<_> = [q, k, p, v].map(Tensor::into_dispatch).into();
-        inputs.extend([retain, momentum, write, rate].map(Tensor::into_dispatch));
+        inputs.extend([retain, momentum, rate].map(Tensor::into_dispatch));
+        inputs.extend(write.map(Tensor::into_dispatch));
         let (o, [s, p]) = step_states_in_place(state, inputs, &shape, |[s, p], x, out| {
-            cpu::step(&dims, s, p, x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], out);
+            cpu::step(&dims, s, p, x[0], x[1], x[2], x[3], x[4], x[5], x[6], x.get(7).copied(), out);
         });
         return Ok((Tensor::from_dispatch(o), s, p));
     }
     let options = SequenceOptions { scale, ..SequenceOptions::default() };
     let tokens = [q, k, p, v].map(|x| x.unsqueeze_dim(1));
-    let [retain, momentum, write, rate] = [retain, momentum, write, rate].map(|x| x.unsqueeze_dim(1));
-    let multipliers = Multipliers { retain, momentum, write, rate };
+    let shape = [dims.batch, 1, dims.heads, multipliers.columns(&dims)];
+    let multipliers = multipliers.map(|x| x.reshape(shape));
     let (o, s, p) = run(name, tokens, multipliers, state, dims, &options)?;
     Ok((o.squeeze_dim(1), s, p))
 }

@@ -4,6 +4,11 @@
 //! `o_t = scale * M_t^T q_t`: memory `M`, momentum ("surprise") `S`, rate `theta`, momentum factor `eta`, forgetting
 //! `alpha` (Behrouz et al. 2025, arXiv 2501.00663; double `theta` for a loss without the half). The recurrence is
 //! the one of [`momentum_delta`](crate::momentum_delta).
+//!
+//! The gates are numbers for each head ([`titans_memory`]) or, as the paper allows, for each channel
+//! ([`titans_memory_channelwise`]). A channel is an output of the memory: column `j` of `M` and `S [K,V]` has its own
+//! `theta_t[j]`, `eta_t[j]` and `alpha_t[j]`. On tensor operations the channel form runs token after token, and a forward and
+//! backward pass takes about 42 kB a token and head of 64 by 64 (in float32, linear in the tokens).
 
 pub mod reference;
 
@@ -14,6 +19,7 @@ use crate::momentum_delta::{Multipliers, run, run_step};
 use crate::{OpError, SequenceOptions};
 
 const NAME: &str = "titans_memory";
+const CHANNELWISE: &str = "titans_memory_channelwise";
 
 /// The matrix memory of Titans over a sequence; a token's output sees the token itself.
 ///
@@ -23,8 +29,8 @@ const NAME: &str = "titans_memory";
 /// Returns the output `[B,T,H,V]`, the final memories and the final momenta; all carry gradients to every input.
 ///
 /// # Errors
-/// [`OpError::Shape`], [`OpError::Value`], [`OpError::Gate`], [`OpError::Offsets`], [`OpError::PackedBatch`] or
-/// [`OpError::NoFusedKernel`] name the argument at fault.
+/// [`OpError::Shape`], [`OpError::Value`], [`OpError::Offsets`], [`OpError::PackedBatch`] or [`OpError::NoFusedKernel`]
+/// name the argument at fault.
 #[allow(clippy::too_many_arguments)]
 pub fn titans_memory(
     q: Tensor<4>,
@@ -36,21 +42,25 @@ pub fn titans_memory(
     initial: Option<(Tensor<4>, Tensor<4>)>,
     options: &SequenceOptions,
 ) -> Result<(Tensor<4>, Tensor<4>, Tensor<4>), OpError> {
-    let arguments = Arguments::new(NAME, &q);
-    let dims = arguments.sequence(&q, &k, &v, options.scale, options.offsets.as_ref())?;
-    for (name, numbers) in [("theta", &theta), ("eta", &eta), ("alpha", &alpha)] {
-        arguments.tensor(name, numbers, [dims.batch, dims.time, dims.heads])?;
-    }
-    let (memory, momentum) = initial.unzip();
-    let shape = [dims.states(), dims.heads, dims.key, dims.value];
-    let memory = arguments.state("initial memory", memory, shape, &q)?;
-    let momentum = arguments.state("initial momentum", momentum, shape, &q)?;
-    run(NAME, [q, k.clone(), k, v], multipliers(theta, eta, alpha), [memory, momentum], dims, options)
+    sequence(NAME, [q, k, v], [theta, eta, alpha], initial, options)
 }
 
-fn multipliers<const D: usize>(theta: Tensor<D>, eta: Tensor<D>, alpha: Tensor<D>) -> Multipliers<D> {
-    let write = alpha.ones_like();
-    Multipliers { retain: alpha.neg().add_scalar(1.0), momentum: eta, write, rate: theta }
+/// [`titans_memory`] with gates for each channel: `theta, eta, alpha [B,T,H,V]`, a number for each column of the memory.
+///
+/// # Errors
+/// As [`titans_memory`].
+#[allow(clippy::too_many_arguments)]
+pub fn titans_memory_channelwise(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    theta: Tensor<4>,
+    eta: Tensor<4>,
+    alpha: Tensor<4>,
+    initial: Option<(Tensor<4>, Tensor<4>)>,
+    options: &SequenceOptions,
+) -> Result<(Tensor<4>, Tensor<4>, Tensor<4>), OpError> {
+    sequence(CHANNELWISE, [q, k, v], [theta, eta, alpha], initial, options)
 }
 
 /// One token of the matrix memory of Titans, for every row of the batch.
@@ -60,7 +70,7 @@ fn multipliers<const D: usize>(theta: Tensor<D>, eta: Tensor<D>, alpha: Tensor<D
 /// in place when nobody else holds them and no gradient is needed.
 ///
 /// # Errors
-/// [`OpError::Shape`], [`OpError::Value`] or [`OpError::Gate`] name the argument at fault.
+/// [`OpError::Shape`] or [`OpError::Value`] name the argument at fault.
 #[allow(clippy::too_many_arguments)]
 pub fn titans_memory_step(
     q: Tensor<3>,
@@ -72,13 +82,74 @@ pub fn titans_memory_step(
     state: (Tensor<4>, Tensor<4>),
     scale: Option<f32>,
 ) -> Result<(Tensor<3>, Tensor<4>, Tensor<4>), OpError> {
-    let arguments = Arguments::new(NAME, &q);
+    step(NAME, [q, k, v], [theta, eta, alpha], state, scale)
+}
+
+/// [`titans_memory_step`] with gates for each channel, `theta, eta, alpha [B,H,V]`.
+///
+/// # Errors
+/// As [`titans_memory_step`].
+#[allow(clippy::too_many_arguments)]
+pub fn titans_memory_channelwise_step(
+    q: Tensor<3>,
+    k: Tensor<3>,
+    v: Tensor<3>,
+    theta: Tensor<3>,
+    eta: Tensor<3>,
+    alpha: Tensor<3>,
+    state: (Tensor<4>, Tensor<4>),
+    scale: Option<f32>,
+) -> Result<(Tensor<3>, Tensor<4>, Tensor<4>), OpError> {
+    step(CHANNELWISE, [q, k, v], [theta, eta, alpha], state, scale)
+}
+
+/// Gates `[B,T,H]` or `[B,T,H,V]`.
+fn sequence<const D: usize>(
+    name: &'static str,
+    [q, k, v]: [Tensor<4>; 3],
+    gates: [Tensor<D>; 3],
+    initial: Option<(Tensor<4>, Tensor<4>)>,
+    options: &SequenceOptions,
+) -> Result<(Tensor<4>, Tensor<4>, Tensor<4>), OpError> {
+    let arguments = Arguments::new(name, &q);
+    let dims = arguments.sequence(&q, &k, &v, options.scale, options.offsets.as_ref())?;
+    let multipliers = multipliers(&arguments, gates, [dims.batch, dims.time, dims.heads], dims.value)?;
+    let (memory, momentum) = initial.unzip();
+    let shape = [dims.states(), dims.heads, dims.key, dims.value];
+    let memory = arguments.state("initial memory", memory, shape, &q)?;
+    let momentum = arguments.state("initial momentum", momentum, shape, &q)?;
+    run(name, [q, k.clone(), k, v], multipliers, [memory, momentum], dims, options)
+}
+
+/// Gates `[B,H]` or `[B,H,V]`.
+fn step<const D: usize>(
+    name: &'static str,
+    [q, k, v]: [Tensor<3>; 3],
+    gates: [Tensor<D>; 3],
+    state: (Tensor<4>, Tensor<4>),
+    scale: Option<f32>,
+) -> Result<(Tensor<3>, Tensor<4>, Tensor<4>), OpError> {
+    let arguments = Arguments::new(name, &q);
     let dims = arguments.token(&q, &k, &v, scale)?;
-    for (name, numbers) in [("theta", &theta), ("eta", &eta), ("alpha", &alpha)] {
-        arguments.tensor(name, numbers, [dims.batch, dims.heads])?;
-    }
+    let multipliers = multipliers(&arguments, gates, [dims.batch, dims.heads], dims.value)?;
     let shape = [dims.batch, dims.heads, dims.key, dims.value];
     arguments.tensor("memory", &state.0, shape)?;
     arguments.tensor("momentum", &state.1, shape)?;
-    run_step(NAME, [q, k.clone(), k, v], multipliers(theta, eta, alpha), state.into(), dims, scale)
+    run_step(name, [q, k.clone(), k, v], multipliers, state.into(), dims, scale)
+}
+
+/// Checks the gates `theta, eta, alpha`: numbers `per_head`, or for each value channel of a head with one axis more.
+fn multipliers<const D: usize, const H: usize>(
+    arguments: &Arguments,
+    gates: [Tensor<D>; 3],
+    per_head: [usize; H],
+    value: usize,
+) -> Result<Multipliers<D>, OpError> {
+    let shape = std::array::from_fn(|axis| per_head.get(axis).copied().unwrap_or(value));
+    for (name, gate) in ["theta", "eta", "alpha"].into_iter().zip(&gates) {
+        arguments.tensor(name, gate, shape)?;
+    }
+    let [theta, eta, alpha] = gates;
+    let write = (D == H).then(|| alpha.ones_like());
+    Ok(Multipliers { retain: alpha.neg().add_scalar(1.0), momentum: eta, rate: theta, write })
 }

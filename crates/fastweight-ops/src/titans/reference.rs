@@ -1,9 +1,10 @@
 //! The definition of the matrix memory of Titans: one token after the other, in float64.
 
 use crate::kernel::Dims;
-use crate::reference::{add_scaled, dot, multiply, read, read_back, write};
+use crate::reference::{add_scaled, multiply, read, read_back, write};
 
-/// Inputs, row-major in the layout of [`titans_memory`](super::titans_memory).
+/// Inputs, row-major in the layout of [`titans_memory`](super::titans_memory); each gate has one number a head, or one a
+/// column of the memory as in [`titans_memory_channelwise`](super::titans_memory_channelwise).
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
     /// Sizes and documents.
@@ -16,11 +17,11 @@ pub struct Inputs<'a> {
     pub k: &'a [f64],
     /// Values `[B,T,H,V]`.
     pub v: &'a [f64],
-    /// Rates `[B,T,H]`.
+    /// Rates `[B,T,H]` or `[B,T,H,V]`.
     pub theta: &'a [f64],
-    /// Momentum factors `[B,T,H]`.
+    /// Momentum factors `[B,T,H]` or `[B,T,H,V]`.
     pub eta: &'a [f64],
-    /// Forgetting `[B,T,H]`.
+    /// Forgetting `[B,T,H]` or `[B,T,H,V]`.
     pub alpha: &'a [f64],
     /// Initial memories `[N,H,K,V]`, zero when absent.
     pub memory: Option<&'a [f64]>,
@@ -60,25 +61,66 @@ pub struct Gradients {
     pub momentum: Vec<f64>,
 }
 
+/// Adds to the gradient of a token's gate what each of its columns asks for.
+fn add_to_gate(grad: &mut [f64], dims: &Dims, at: [usize; 3], columns: &[f64]) {
+    let range = gate_range(grad.len(), dims, at);
+    let own = &mut grad[range];
+    let size = own.len();
+    columns.iter().enumerate().for_each(|(j, x)| own[j % size] += x);
+}
+
+/// A token's numbers in a gate of `length` numbers: one for all columns, or one each.
+fn gate_range(length: usize, dims: &Dims, [row, t, head]: [usize; 3]) -> std::ops::Range<usize> {
+    dims.token(row, t, head, length / (dims.batch * dims.time * dims.heads))
+}
+
+/// A token's gate for each of its columns.
+fn gate_columns(gate: &[f64], dims: &Dims, at: [usize; 3]) -> Vec<f64> {
+    gate[gate_range(gate.len(), dims, at)].iter().copied().cycle().take(dims.value).collect()
+}
+
+/// Multiplies each column of a memory by its factor.
+fn multiply_columns(s: &mut [f64], factors: &[f64]) {
+    s.chunks_exact_mut(factors.len()).flat_map(|row| row.iter_mut().zip(factors)).for_each(|(s, f)| *s *= f);
+}
+
+/// `sum_i a_ij b_ij` of every column.
+fn column_dots(a: &[f64], b: &[f64], value: usize) -> Vec<f64> {
+    let mut sums = vec![0.0; value];
+    a.iter().zip(b).enumerate().for_each(|(at, (a, b))| sums[at % value] += a * b);
+    sums
+}
+
+/// `a_j b_j`.
+fn products(a: &[f64], b: &[f64]) -> Vec<f64> {
+    a.iter().zip(b).map(|(a, b)| a * b).collect()
+}
+
 impl Inputs<'_> {
+    /// The rates, momentum factors and retentions of a token's columns.
+    fn gates(&self, at: [usize; 3]) -> [Vec<f64>; 3] {
+        let [theta, eta, alpha] =
+            [self.theta, self.eta, self.alpha].map(|gate| gate_columns(gate, self.dims, at));
+        [theta, eta, alpha.into_iter().map(|alpha| 1.0 - alpha).collect()]
+    }
+
     /// Updates memory and momentum; returns the error `v - M^T k` before.
     fn write(&self, m: &mut [f64], s: &mut [f64], row: usize, t: usize, head: usize) -> Vec<f64> {
         let k = &self.k[self.dims.token(row, t, head, self.dims.key)];
         let v = &self.v[self.dims.token(row, t, head, self.dims.value)];
-        let scalar = self.dims.token(row, t, head, 1).start;
+        let [theta, eta, retain] = self.gates([row, t, head]);
         let mut error = v.to_vec();
         add_scaled(&mut error, -1.0, &read(m, k, v.len()));
-        let mut u = error.clone();
-        multiply(&mut u, self.theta[scalar]);
-        multiply(s, self.eta[scalar]);
-        write(s, k, &u);
-        multiply(m, 1.0 - self.alpha[scalar]);
+        multiply_columns(s, &eta);
+        write(s, k, &products(&theta, &error));
+        multiply_columns(m, &retain);
         add_scaled(m, 1.0, s);
         error
     }
 }
 
-/// `S = eta S - theta k (M^T k - v)^T`, `M = (1 - alpha) M + S`, `o = scale M^T q`.
+/// `S = eta S - theta k (M^T k - v)^T`, `M = (1 - alpha) M + S`, `o = scale M^T q`, column by column where the gates
+/// have a number for each.
 pub fn forward(x: &Inputs) -> Outputs {
     let Dims { heads, key, value, .. } = *x.dims;
     let mut o = vec![0.0; x.v.len()];
@@ -125,7 +167,7 @@ pub fn backward(x: &Inputs, grad_o: &[f64], grad_memory: &[f64], grad_momentum: 
             let (d_memory, d_momentum) = (&mut grads.memory[range.clone()], &mut grads.momentum[range]);
             for (i, t) in tokens.clone().enumerate().rev() {
                 let (keys, values) = (x.dims.token(row, t, head, key), x.dims.token(row, t, head, value));
-                let scalar = x.dims.token(row, t, head, 1).start;
+                let at = [row, t, head];
                 let ([memory, momentum], [memory_after, _]) = (&history[i], &history[i + 1]);
                 let error = &errors[i];
 
@@ -135,18 +177,20 @@ pub fn backward(x: &Inputs, grad_o: &[f64], grad_memory: &[f64], grad_momentum: 
                 add_scaled(&mut grads.q[keys.clone()], 1.0, &read_back(memory_after, &d_read));
                 write(d_memory, &x.q[keys.clone()], &d_read);
                 // M = (1 - alpha) M + S
-                let (theta, eta, alpha) = (x.theta[scalar], x.eta[scalar], x.alpha[scalar]);
-                grads.alpha[scalar] = -dot(d_memory, memory);
+                let [theta, eta, retain] = x.gates(at);
+                let mut d_alpha = column_dots(d_memory, memory, value);
+                multiply(&mut d_alpha, -1.0);
+                add_to_gate(&mut grads.alpha, x.dims, at, &d_alpha);
                 add_scaled(d_momentum, 1.0, d_memory);
-                multiply(d_memory, 1.0 - alpha);
-                // S = eta S + theta k error^T
-                let gathered = read_back(d_momentum, error);
-                grads.eta[scalar] = dot(d_momentum, momentum);
-                grads.theta[scalar] = dot(&x.k[keys.clone()], &gathered);
-                add_scaled(&mut grads.k[keys.clone()], theta, &gathered);
-                let mut d_error = read(d_momentum, &x.k[keys.clone()], value);
-                multiply(&mut d_error, theta);
-                multiply(d_momentum, eta);
+                multiply_columns(d_memory, &retain);
+                // S = eta S + k (theta error)^T
+                add_to_gate(&mut grads.eta, x.dims, at, &column_dots(d_momentum, momentum, value));
+                let d_written = read(d_momentum, &x.k[keys.clone()], value);
+                add_to_gate(&mut grads.theta, x.dims, at, &products(&d_written, error));
+                let written = products(&theta, error);
+                add_scaled(&mut grads.k[keys.clone()], 1.0, &read_back(d_momentum, &written));
+                let mut d_error = products(&theta, &d_written);
+                multiply_columns(d_momentum, &eta);
                 // error = v - M^T k
                 add_scaled(&mut grads.v[values], 1.0, &d_error);
                 add_scaled(&mut grads.k[keys.clone()], -1.0, &read_back(memory, &d_error));

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Tensor};
 use fastweight_ops::deep_memory::{
-    DeepMemory, DeepNorm, DeepState, DeepTokens, InnerLoss, RateOf, deep_memory,
+    DeepGate, DeepMemory, DeepNorm, DeepState, DeepTokens, InnerLoss, RateOf, deep_memory,
 };
 use fastweight_ops::{Offsets, OpError, Path};
 
@@ -33,9 +33,18 @@ fn refused(memory: &DeepMemory, tokens: DeepTokens, state: DeepState, words: &[&
     }
 }
 
-fn scalars(number: f32) -> Option<Tensor<3>> {
-    let at = Tensor::<3>::full([2, 5, 3], 0.5, &Device::flex());
-    Some(at.slice_fill([1..2, 2..3, 1..2], number))
+fn numbers(number: f32) -> Tensor<3> {
+    Tensor::<3>::full([2, 5, 3], 0.5, &Device::flex()).slice_fill([1..2, 2..3, 1..2], number)
+}
+
+fn scalars(number: f32) -> Option<DeepGate> {
+    Some(DeepGate::Heads(numbers(number)))
+}
+
+/// Gates of the 16 hidden and 4 value channels of the usual memory.
+fn outputs(count: usize, number: f32) -> Option<DeepGate> {
+    let at = Tensor::<4>::full([2, 5, 3, count], 0.5, &Device::flex());
+    Some(DeepGate::Outputs(at.slice_fill([1..2, 2..3, 1..2, 7..8], number)))
 }
 
 #[test]
@@ -53,7 +62,10 @@ fn numbers_out_of_their_range_are_named_with_their_place() {
         let wrong = DeepTokens { rate: scalars(number), ..tokens() };
         refused(&memory, wrong, state(&memory), &["rate", place, "at least 0"]);
     }
-    let wrong = DeepTokens { threshold: scalars(0.0), ..tokens() };
+    // Row 1, token 2, head 1, output 7.
+    let wrong = DeepTokens { decay: outputs(20, 1.5), ..tokens() };
+    refused(&memory, wrong, state(&memory), &["decay", "flat position 447", "0 to 1"]);
+    let wrong = DeepTokens { threshold: Some(numbers(0.0)), ..tokens() };
     refused(&memory, wrong, state(&memory), &["threshold", place, "above 0"]);
 }
 
@@ -63,8 +75,10 @@ fn shapes_that_do_not_fit_are_named() {
     let device = Device::flex();
     let wrong = DeepTokens { k: Tensor::zeros([2, 5, 3, 5], &device), ..tokens() };
     refused(&memory, wrong, state(&memory), &["k", "[2, 5, 3, 5]", "[2, 5, 3, 4]"]);
-    let wrong = DeepTokens { rate: Some(Tensor::zeros([2, 5, 4], &device)), ..tokens() };
+    let wrong = DeepTokens { rate: Some(DeepGate::Heads(Tensor::zeros([2, 5, 4], &device))), ..tokens() };
     refused(&memory, wrong, state(&memory), &["rate", "[2, 5, 4]"]);
+    let wrong = DeepTokens { rate: outputs(16, 0.5), ..tokens() };
+    refused(&memory, wrong, state(&memory), &["rate", "[2, 5, 3, 16]", "[2, 5, 3, 20]"]);
     let other = DeepMemory { expansion: 2, ..DeepMemory::default() };
     refused(&memory, tokens(), state(&other), &["state", "[2, 3, 4, 16]"]);
     let deeper = DeepMemory { depth: 3, ..DeepMemory::default() };
@@ -101,6 +115,19 @@ fn memories_that_cannot_be_are_refused() {
     let wrong = DeepTokens { momentum: scalars(0.5), ..tokens() };
     refused(&reading, wrong, state(&base), &["momentum or decay"]);
     refused(&base, tokens(), state(&base).with_momentum(), &["momentum", "absent"]);
+}
+
+#[test]
+fn gates_of_every_output_are_refused_where_there_are_none() {
+    let base = DeepMemory::default();
+    for (memory, words) in [
+        (DeepMemory { rate: RateOf::Reading, ..base.clone() }, ["RateOf::Reading", "RateOf::Written"]),
+        (DeepMemory { window: 2, ..base.clone() }, ["window", "1 with gates for every output"]),
+        (DeepMemory { newton_schulz: true, ..base.clone() }, ["newton_schulz", "false with gates"]),
+    ] {
+        let tokens = DeepTokens { rate: outputs(20, 0.5), ..tokens() };
+        refused(&memory, tokens, state(&memory), &words);
+    }
 }
 
 #[test]

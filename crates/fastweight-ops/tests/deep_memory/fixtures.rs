@@ -3,7 +3,9 @@
 use std::path::Path as FilePath;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use fastweight_ops::deep_memory::{DeepMemory, DeepNorm, DeepState, DeepTokens, RateOf, deep_memory};
+use fastweight_ops::deep_memory::{
+    DeepGate, DeepMemory, DeepNorm, DeepState, DeepTokens, RateOf, deep_memory,
+};
 use fastweight_ops::{Offsets, Path};
 use safetensors::{Dtype, SafeTensors};
 
@@ -100,9 +102,9 @@ fn titans_with_a_matrix() {
                 q: q.clone().mul_scalar(case.scale),
                 k: k.clone(),
                 v: v.clone(),
-                rate: Some(rate.clone()),
-                momentum: Some(momentum.clone()),
-                decay: Some(alpha.clone()),
+                rate: Some(DeepGate::Heads(rate.clone())),
+                momentum: Some(DeepGate::Heads(momentum.clone())),
+                decay: Some(DeepGate::Heads(alpha.clone())),
                 threshold: None,
             };
             let mut state = DeepState::new(vec![m.clone()]);
@@ -155,7 +157,7 @@ fn ttt_linear() {
                 q: q.clone(),
                 k: case.leaf("in.k"),
                 v: case.leaf("in.v"),
-                rate: Some(rate),
+                rate: Some(DeepGate::Heads(rate)),
                 momentum: None,
                 decay: None,
                 threshold: None,

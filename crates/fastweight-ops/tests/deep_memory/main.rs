@@ -5,6 +5,7 @@ mod comparing;
 
 mod arguments;
 mod fixtures;
+mod gates;
 mod gradients;
 mod inner;
 mod loops;

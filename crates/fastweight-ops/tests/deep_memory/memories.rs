@@ -21,7 +21,7 @@ pub fn memories(chunk: usize) -> Vec<(String, DeepMemory, Parts)> {
     add("no norm", base.clone(), Parts { norm: false, ..ALL });
     add("no momentum", base.clone(), Parts { momentum: false, ..ALL });
     add("no decay", base.clone(), Parts { decay: false, ..ALL });
-    add("bare", base.clone(), Parts { rate: false, momentum: false, decay: false, norm: true });
+    add("bare", base.clone(), Parts { rate: false, momentum: false, decay: false, ..ALL });
     add("silu, bias", DeepMemory { activation: Activation::Silu, bias: true, ..base.clone() }, ALL);
     add("read first", DeepMemory { read_before_write: true, ..base.clone() }, ALL);
     add("window", DeepMemory { window: 3, ..base.clone() }, ALL);
@@ -39,6 +39,16 @@ pub fn memories(chunk: usize) -> Vec<(String, DeepMemory, Parts)> {
     for loss in losses() {
         add(&format!("{loss:?}"), DeepMemory { loss, ..base.clone() }, ALL);
     }
+    let outputs = Parts { outputs: [true; 3], ..ALL };
+    for depth in 1..=4 {
+        add(&format!("outputs, depth {depth}"), DeepMemory { depth, ..base.clone() }, outputs);
+    }
+    add("outputs, no momentum", base.clone(), Parts { momentum: false, ..outputs });
+    add("outputs, no decay", base.clone(), Parts { decay: false, norm: false, ..outputs });
+    add("outputs' momentum alone", base.clone(), Parts { outputs: [false, true, false], ..ALL });
+    let first = DeepMemory { read_before_write: true, proximal: true, bias: true, ..base.clone() };
+    let huber = DeepMemory { loss: InnerLoss::Huber, ..first };
+    add("outputs, read first, proximal, bias, Huber", huber, outputs);
     let reading = DeepMemory { rate: RateOf::Reading, bias: true, depth: 2, ..base.clone() };
     add("reading rate", reading, Parts { momentum: false, decay: false, ..ALL });
     all

@@ -3,7 +3,8 @@
 use burn::tensor::{DType, Device, Tensor};
 use fastweight_ops::Path;
 use fastweight_ops::deep_memory::{
-    DeepMemory, DeepState, DeepToken, DeepTokens, RateOf, deep_memory, deep_memory_read, deep_memory_step,
+    DeepGate, DeepMemory, DeepState, DeepToken, DeepTokens, RateOf, deep_memory, deep_memory_read,
+    deep_memory_step,
 };
 
 use crate::comparing::{numbers, tensor, values};
@@ -129,23 +130,35 @@ fn rows_do_not_see_each_other() {
 
 fn token(tokens: &DeepTokens, t: usize) -> DeepToken {
     let DeepTokens { q, k, v, rate, momentum, decay, threshold } = narrow(tokens, t, 1);
-    let (vector, scalar) = (|x: Tensor<4>| x.squeeze_dim::<3>(1), |x: Tensor<3>| x.squeeze_dim::<2>(1));
+    let vector = |x: Tensor<4>| x.squeeze_dim::<3>(1);
+    let gate = |gate: Option<DeepGate>| {
+        gate.map(|gate| match gate {
+            DeepGate::Heads(x) => DeepGate::Heads(x.squeeze_dim::<2>(1)),
+            DeepGate::Outputs(x) => DeepGate::Outputs(vector(x)),
+        })
+    };
     DeepToken {
         q: vector(q),
         k: vector(k),
         v: vector(v),
-        rate: rate.map(scalar),
-        momentum: momentum.map(scalar),
-        decay: decay.map(scalar),
-        threshold: threshold.map(scalar),
+        rate: gate(rate),
+        momentum: gate(momentum),
+        decay: gate(decay),
+        threshold: threshold.map(|x| x.squeeze_dim(1)),
     }
 }
 
-fn random_tokens(rows: usize, time: usize, device: &Device) -> DeepTokens {
+/// Gates of a head, or of each of its `outputs`.
+fn random_tokens(rows: usize, time: usize, outputs: Option<usize>, device: &Device) -> DeepTokens {
     let vector = |seed| tensor::<4>(&numbers(seed, rows * time * 12), [rows, time, 2, 6], device);
     let share = |seed, from: f64, by: f64| {
-        tensor::<3>(&numbers(seed, rows * time * 2), [rows, time, 2], device).mul_scalar(by / 2.0)
-            + (from + by / 2.0)
+        let columns = outputs.unwrap_or(1);
+        let x = tensor::<4>(&numbers(seed, rows * time * 2 * columns), [rows, time, 2, columns], device);
+        let x = x.mul_scalar(by / 2.0) + (from + by / 2.0);
+        match outputs {
+            Some(_) => DeepGate::Outputs(x),
+            None => DeepGate::Heads(x.squeeze_dim(3)),
+        }
     };
     DeepTokens {
         q: vector(1),
@@ -174,18 +187,23 @@ fn close(what: &str, found: &[f32], expected: &[f32]) {
 /// forward(n) and then 64 steps are forward(n + 64); rows that joined later step along at their own positions.
 #[test]
 fn steps_continue_a_forward_at_any_position() {
-    let device = Device::flex();
     let memory = DeepMemory { chunk: 8, depth: 3, expansion: 2, ..DeepMemory::default() };
+    for outputs in [None, Some(memory.output_count(6, 6))] {
+        steps_continue(&memory, outputs);
+    }
+}
+
+fn steps_continue(memory: &DeepMemory, outputs: Option<usize>) {
+    let device = Device::flex();
     let (rows, time, steps) = (3, 11, 64);
-    let tokens = random_tokens(rows, time + steps, &device);
-    let fresh = DeepState::shared(&weights(&memory, &device), rows);
-    let run =
-        |tokens: DeepTokens, state| deep_memory(&memory, tokens, None, state, None, Path::Auto).unwrap();
+    let tokens = random_tokens(rows, time + steps, outputs, &device);
+    let fresh = DeepState::shared(&weights(memory, &device), rows);
+    let run = |tokens: DeepTokens, state| deep_memory(memory, tokens, None, state, None, Path::Auto).unwrap();
     let (whole, end) = run(tokens.clone(), fresh.clone());
     let (_, mut state) = run(narrow(&tokens, 0, time), fresh.clone());
     let mut outputs = Vec::new();
     for t in time..time + steps {
-        let (o, next) = deep_memory_step(&memory, token(&tokens, t), None, state).unwrap();
+        let (o, next) = deep_memory_step(memory, token(&tokens, t), None, state).unwrap();
         outputs.push(o.unsqueeze_dim::<4>(1));
         state = next;
     }
@@ -203,13 +221,19 @@ fn steps_continue_a_forward_at_any_position() {
     let next = narrow(&tokens, 20, 13);
     let (o, after) = run(next.clone(), mixed.clone());
     for row in 0..3 {
+        let gate = |gate: &Option<DeepGate>| {
+            gate.clone().map(|gate| match gate {
+                DeepGate::Heads(x) => DeepGate::Heads(x.narrow(0, row, 1)),
+                DeepGate::Outputs(x) => DeepGate::Outputs(x.narrow(0, row, 1)),
+            })
+        };
         let alone = DeepTokens {
             q: next.q.clone().narrow(0, row, 1),
             k: next.k.clone().narrow(0, row, 1),
             v: next.v.clone().narrow(0, row, 1),
-            rate: next.rate.clone().map(|x| x.narrow(0, row, 1)),
-            momentum: next.momentum.clone().map(|x| x.narrow(0, row, 1)),
-            decay: next.decay.clone().map(|x| x.narrow(0, row, 1)),
+            rate: gate(&next.rate),
+            momentum: gate(&next.momentum),
+            decay: gate(&next.decay),
             threshold: None,
         };
         let (expected, expected_state) = run(alone, mixed.select(&[row]).unwrap());
@@ -241,13 +265,13 @@ fn join(states: &[DeepState]) -> DeepState {
 fn a_read_is_a_token_without_a_write() {
     let device = Device::flex();
     let memory = DeepMemory { chunk: 4, ..DeepMemory::default() };
-    let tokens = random_tokens(2, 7, &device);
+    let tokens = random_tokens(2, 7, None, &device);
     let state = DeepState::shared(&weights(&memory, &device), 2);
     let (_, state) = deep_memory(&memory, tokens.clone(), None, state, None, Path::Auto).unwrap();
     let read_now = deep_memory_read(&memory, tokens.q.clone(), None, &state).unwrap();
     let still = DeepTokens {
-        rate: Some(Tensor::zeros([2, 7, 2], &device)),
-        momentum: Some(Tensor::zeros([2, 7, 2], &device)),
+        rate: Some(DeepGate::Heads(Tensor::zeros([2, 7, 2], &device))),
+        momentum: Some(DeepGate::Heads(Tensor::zeros([2, 7, 2], &device))),
         decay: None,
         ..tokens
     };
@@ -259,12 +283,14 @@ fn a_read_is_a_token_without_a_write() {
 /// A reset, momentum that never fades, rates of zero: the products are exact and every gradient is finite.
 #[test]
 fn extreme_factors_equal_the_loop() {
-    for (rate, momentum, decay) in
-        [(0.1, 0.5, 1.0), (0.1, 1.0, 0.0), (0.0, 0.0, 0.0), (0.05, 0.0, 1.0), (0.1, 0.9, 1.0 - 1e-7)]
-    {
+    let extremes =
+        [(0.1, 0.5, 1.0), (0.1, 1.0, 0.0), (0.0, 0.0, 0.0), (0.05, 0.0, 1.0), (0.1, 0.9, 1.0 - 1e-7)];
+    let kinds = [[false; 3], [true; 3]];
+    for ((rate, momentum, decay), outputs) in kinds.iter().flat_map(|kind| extremes.map(|x| (x, *kind))) {
         // Behind a LayerNorm a reset leaves numbers that are nothing but rounding errors.
         let memory = DeepMemory { chunk: 16, ..DeepMemory::default() };
-        let mut problem = Problem::new(memory, &Sizes::of(1, 40, 2, 8), Parts { norm: false, ..ALL }, 3, 61);
+        let parts = Parts { norm: false, outputs, ..ALL };
+        let mut problem = Problem::new(memory, &Sizes::of(1, 40, 2, 8), parts, 3, 61);
         for (name, array) in &mut problem.inputs {
             let number = match name.as_str() {
                 "rate" => rate,
@@ -273,13 +299,13 @@ fn extreme_factors_equal_the_loop() {
                 _ => continue,
             };
             // Every third token, and both neighbours of a chunk's start.
-            array.values.iter_mut().enumerate().for_each(|(i, x)| {
-                if (i / 2) % 3 == 0 || [12, 13, 28, 29].contains(&(i / 2)) {
-                    *x = number;
+            for (t, token) in array.values.chunks_mut(array.shape[2..].iter().product()).enumerate() {
+                if t % 3 == 0 || [12, 13, 28, 29].contains(&t) {
+                    token.fill(number);
                 }
-            });
+            }
         }
-        let label = format!("rate {rate}, momentum {momentum}, decay {decay}");
+        let label = format!("rate {rate}, momentum {momentum}, decay {decay}, outputs {outputs:?}");
         let expected = problem.definition();
         let double = problem.tensors(DType::F64, Path::Composed, true, &[]);
         assert_same(&label, &double.outputs, &expected, 1e-10);
@@ -292,17 +318,21 @@ fn extreme_factors_equal_the_loop() {
 /// Without a rate, momentum or decay the result is that of a rate of one and of zeros.
 #[test]
 fn absent_equals_neutral() {
-    let bare = Parts { rate: false, momentum: false, decay: false, norm: true };
+    let bare = Parts { rate: false, momentum: false, decay: false, ..ALL };
     let memory = DeepMemory { chunk: 4, ..DeepMemory::default() };
+    let outputs = memory.output_count(6, 6);
     let absent = Problem::new(memory, &Sizes::of(2, 9, 2, 6), bare, 0, 71);
-    let mut neutral = absent.clone();
-    neutral.parts = ALL;
-    for (name, number) in [("rate", 1.0), ("momentum", 0.0), ("decay", 0.0)] {
-        neutral.inputs.push((name.into(), Array { shape: vec![2, 9, 2], values: vec![number; 36] }));
+    let expected = absent.tensors(DType::F64, Path::Composed, false, &[]);
+    for shape in [vec![2, 9, 2], vec![2, 9, 2, outputs]] {
+        let mut neutral = absent.clone();
+        neutral.parts = ALL;
+        for (name, number) in [("rate", 1.0), ("momentum", 0.0), ("decay", 0.0)] {
+            let values = vec![number; shape.iter().product()];
+            neutral.inputs.push((name.into(), Array { shape: shape.clone(), values }));
+        }
+        let neutral = neutral.tensors(DType::F64, Path::Composed, false, &[]);
+        let neutral: Vec<_> =
+            neutral.outputs.into_iter().filter(|(name, _)| !name.starts_with("momentum")).collect();
+        assert_same("absent", &expected.outputs, &neutral, 1e-12);
     }
-    let [absent, neutral] =
-        [absent, neutral].map(|problem| problem.tensors(DType::F64, Path::Composed, false, &[]));
-    let neutral: Vec<_> =
-        neutral.outputs.into_iter().filter(|(name, _)| !name.starts_with("momentum")).collect();
-    assert_same("absent", &absent.outputs, &neutral, 1e-12);
 }

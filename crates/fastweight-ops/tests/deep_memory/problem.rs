@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use fastweight_ops::deep_memory::{
-    DeepMemory, DeepNorm, DeepState, DeepTokens, InnerLoss, deep_memory, reference,
+    DeepGate, DeepMemory, DeepNorm, DeepState, DeepTokens, InnerLoss, deep_memory, reference,
 };
 use fastweight_ops::kernel::Dims;
 use fastweight_ops::{Offsets, Path};
@@ -23,9 +23,11 @@ pub struct Parts {
     pub momentum: bool,
     pub decay: bool,
     pub norm: bool,
+    /// Whether the rate, the momentum and the decay have a number for every output.
+    pub outputs: [bool; 3],
 }
 
-pub const ALL: Parts = Parts { rate: true, momentum: true, decay: true, norm: true };
+pub const ALL: Parts = Parts { rate: true, momentum: true, decay: true, norm: true, outputs: [false; 3] };
 
 /// One call. `inputs` by name: q k v rate momentum decay threshold norm.weight norm.bias start.i current.i momentum.i.
 #[derive(Debug, Clone)]
@@ -82,18 +84,21 @@ impl Problem {
         };
         let vectors = [batch, time, heads, size];
         let scalars = [batch, time, heads];
+        let outputs = [batch, time, heads, memory.output_count(size, size)];
+        let gate = |outputs_too: bool| if outputs_too { outputs.as_slice() } else { scalars.as_slice() };
+        let [rate, momentum, decay] = parts.outputs.map(gate);
         let mut inputs: Vec<(String, Array)> = Vec::new();
         for name in ["q", "k", "v"] {
             inputs.push((name.into(), spread(next(), &vectors, -1.0, 1.0)));
         }
         if parts.rate {
-            inputs.push(("rate".into(), spread(next(), &scalars, 0.0, 0.03)));
+            inputs.push(("rate".into(), spread(next(), rate, 0.0, 0.03)));
         }
         if parts.momentum {
-            inputs.push(("momentum".into(), spread(next(), &scalars, 0.1, 0.9)));
+            inputs.push(("momentum".into(), spread(next(), momentum, 0.1, 0.9)));
         }
         if parts.decay {
-            inputs.push(("decay".into(), spread(next(), &scalars, 0.0, 0.1)));
+            inputs.push(("decay".into(), spread(next(), decay, 0.0, 0.1)));
         }
         if memory.loss == InnerLoss::Huber {
             inputs.push(("threshold".into(), spread(next(), &scalars, 0.2, 2.5)));
@@ -135,6 +140,14 @@ impl Problem {
         self.inputs.iter().find(|(n, _)| n == name).map(|(_, array)| array.values.as_slice())
     }
 
+    fn gate(&self, name: &str) -> Option<reference::Gate<'_>> {
+        let (_, Array { shape, values }) = self.inputs.iter().find(|(n, _)| n == name)?;
+        Some(match shape.len() {
+            3 => reference::Gate::Heads(values),
+            _ => reference::Gate::Outputs(values),
+        })
+    }
+
     fn layers(&self, group: &str) -> Vec<Vec<f64>> {
         (0..self.memory.depth)
             .filter_map(|i| self.get(&format!("{group}.{i}")))
@@ -169,9 +182,9 @@ impl Problem {
             q: self.get("q").unwrap(),
             k: self.get("k").unwrap(),
             v: self.get("v").unwrap(),
-            rate: self.get("rate"),
-            momentum: self.get("momentum"),
-            decay: self.get("decay"),
+            rate: self.gate("rate"),
+            momentum: self.gate("momentum"),
+            decay: self.gate("decay"),
             threshold: self.get("threshold"),
             norm: self.get("norm.weight").zip(self.get("norm.bias")),
             state,
@@ -245,13 +258,19 @@ impl Problem {
         let four = |name: &str| find(name).map(Leaf::four);
         let three = |name: &str| find(name).map(Leaf::three);
         let two = |name: &str| find(name).map(Leaf::two);
+        let gate = |name: &str| {
+            find(name).map(|leaf| match leaf {
+                Leaf::Three(x) => DeepGate::Heads(x.clone()),
+                leaf => DeepGate::Outputs(leaf.four()),
+            })
+        };
         let tokens = DeepTokens {
             q: four("q").unwrap(),
             k: four("k").unwrap(),
             v: four("v").unwrap(),
-            rate: three("rate"),
-            momentum: three("momentum"),
-            decay: three("decay"),
+            rate: gate("rate"),
+            momentum: gate("momentum"),
+            decay: gate("decay"),
             threshold: three("threshold"),
         };
         let norm = two("norm.weight").zip(two("norm.bias")).map(|(weight, bias)| DeepNorm { weight, bias });
@@ -306,15 +325,20 @@ impl Problem {
 /// Tokens `from..from + length`.
 pub fn narrow(tokens: &DeepTokens, from: usize, length: usize) -> DeepTokens {
     let vector = |x: &Tensor<4>| x.clone().narrow(1, from, length);
-    let scalar = |x: &Option<Tensor<3>>| x.as_ref().map(|x| x.clone().narrow(1, from, length));
+    let gate = |gate: &Option<DeepGate>| {
+        gate.as_ref().map(|gate| match gate {
+            DeepGate::Heads(x) => DeepGate::Heads(x.clone().narrow(1, from, length)),
+            DeepGate::Outputs(x) => DeepGate::Outputs(vector(x)),
+        })
+    };
     DeepTokens {
         q: vector(&tokens.q),
         k: vector(&tokens.k),
         v: vector(&tokens.v),
-        rate: scalar(&tokens.rate),
-        momentum: scalar(&tokens.momentum),
-        decay: scalar(&tokens.decay),
-        threshold: scalar(&tokens.threshold),
+        rate: gate(&tokens.rate),
+        momentum: gate(&tokens.momentum),
+        decay: gate(&tokens.decay),
+        threshold: tokens.threshold.as_ref().map(|x| x.clone().narrow(1, from, length)),
     }
 }
 

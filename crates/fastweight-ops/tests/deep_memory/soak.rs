@@ -6,7 +6,7 @@ use fastweight_ops::deep_memory::{DeepMemory, InnerLoss};
 use crate::memories::losses;
 use crate::training::Training;
 
-fn train(memory: DeepMemory, context: usize, steps: usize) -> Vec<f32> {
+fn train(memory: DeepMemory, context: usize, steps: usize, outputs: bool) -> Vec<f32> {
     let training = Training {
         memory,
         batch: 1,
@@ -16,6 +16,7 @@ fn train(memory: DeepMemory, context: usize, steps: usize) -> Vec<f32> {
         steps,
         rate: 0.02,
         decay: 0.001,
+        outputs,
         path: Path::Auto,
     };
     training.run().unwrap().losses
@@ -23,14 +24,16 @@ fn train(memory: DeepMemory, context: usize, steps: usize) -> Vec<f32> {
 
 #[test]
 fn nothing_stops_being_a_number() {
-    let losses = train(DeepMemory { depth: 4, ..DeepMemory::default() }, 512, 10);
-    assert!(losses[9] < losses[0], "{losses:?}");
+    for outputs in [false, true] {
+        let losses = train(DeepMemory { depth: 4, ..DeepMemory::default() }, 512, 10, outputs);
+        assert!(losses[9] < losses[0], "{losses:?}");
+    }
 }
 
 #[test]
 fn every_loss_trains() {
     for loss in losses().into_iter().chain([InnerLoss::Squared]) {
-        let losses = train(DeepMemory { loss, expansion: 2, ..DeepMemory::default() }, 96, 8);
+        let losses = train(DeepMemory { loss, expansion: 2, ..DeepMemory::default() }, 96, 8, false);
         assert!(losses[7] < losses[0], "{loss:?} {losses:?}");
     }
 }

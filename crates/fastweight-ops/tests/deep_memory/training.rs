@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor, TensorData};
-use fastweight_ops::deep_memory::{DeepMemory, DeepNorm, DeepState, DeepTokens, deep_memory};
+use fastweight_ops::deep_memory::{DeepGate, DeepMemory, DeepNorm, DeepState, DeepTokens, deep_memory};
 use fastweight_ops::norm::l2_normalise;
 use fastweight_ops::{OpError, Path};
 
@@ -22,6 +22,8 @@ pub struct Training {
     pub rate: f32,
     /// Share forgotten at a token before training.
     pub decay: f32,
+    /// Whether every output has gates of its own.
+    pub outputs: bool,
     pub path: Path,
 }
 
@@ -49,13 +51,18 @@ fn uniform<const D: usize>(seed: u64, shape: [usize; D], bound: f32, device: &De
 }
 
 impl Training {
+    /// Numbers of a gate.
+    fn gates(&self) -> usize {
+        self.heads * if self.outputs { self.memory.output_count(self.size, self.size) } else { 1 }
+    }
+
     /// Gates, projections, the memory's weights, the LayerNorm.
     fn start(&self, device: &Device) -> Vec<Tensor<3>> {
         let width = self.heads * self.size;
         let bound = (3.0 / width as f32).sqrt();
         let mut all: Vec<Tensor<3>> =
             (0..3).map(|i| uniform(10 + i, [1, width, width], bound, device)).collect();
-        all.push(uniform(13, [1, width, 3 * self.heads], bound, device));
+        all.push(uniform(13, [1, width, 3 * self.gates()], bound, device));
         all.push(Tensor::ones([1, self.heads, self.size], device));
         all.push(Tensor::zeros([1, self.heads, self.size], device));
         for (i, [from, to]) in self.memory.weight_shapes(self.size, self.size).into_iter().enumerate() {
@@ -70,14 +77,21 @@ impl Training {
         let vectors =
             |i: usize| x.clone().matmul(parameters[i].clone()).reshape([batch, context, heads, size]);
         let gates = x.clone().matmul(parameters[3].clone());
-        let gate = |i: usize, shift: f32| sigmoid(gates.clone().narrow(2, i * heads, heads) + shift);
+        let gate = |i: usize, shift: f32, factor: f32| {
+            let count = self.gates();
+            let x = sigmoid(gates.clone().narrow(2, i * count, count) + shift) * factor;
+            Some(match self.outputs {
+                true => DeepGate::Outputs(x.reshape([batch, context, heads, count / heads])),
+                false => DeepGate::Heads(x),
+            })
+        };
         let tokens = DeepTokens {
             q: l2_normalise(vectors(0), 1e-6),
             k: l2_normalise(vectors(1), 1e-6),
             v: vectors(2),
-            rate: Some(gate(0, 0.0) * self.rate),
-            momentum: Some(gate(1, 0.0)),
-            decay: Some(gate(2, self.decay.ln())),
+            rate: gate(0, 0.0, self.rate),
+            momentum: gate(1, 0.0, 1.0),
+            decay: gate(2, self.decay.ln(), 1.0),
             threshold: None,
         };
         let norm = DeepNorm {

@@ -7,7 +7,9 @@ use fastweight_ops::kda::{kimi_delta_attention, kimi_delta_attention_step};
 use fastweight_ops::momentum_delta::{
     MomentumToken, MomentumTokens, momentum_delta_rule, momentum_delta_rule_step,
 };
-use fastweight_ops::titans::{titans_memory, titans_memory_step};
+use fastweight_ops::titans::{
+    titans_memory, titans_memory_channelwise, titans_memory_channelwise_step, titans_memory_step,
+};
 use fastweight_ops::{Offsets, OpError, Path, SequenceOptions};
 
 use crate::arguments::{B, H, K, T, V, argument, ones, zeros};
@@ -65,6 +67,13 @@ fn titans(numbers: [[usize; 3]; 3], states: [[usize; 4]; 2]) -> Named {
     named(titans_memory(q, k, v, theta, eta, alpha, Some((m, s)), &options))
 }
 
+fn titans_channels(gates: [[usize; 4]; 3], states: [[usize; 4]; 2]) -> Named {
+    let [theta, eta, alpha] = gates.map(zeros);
+    let [m, s] = states.map(ones);
+    let (q, k, v, options) = (ones(KEYS), ones(KEYS), ones(VALUES), SequenceOptions::default());
+    named(titans_memory_channelwise(q, k, v, theta, eta, alpha, Some((m, s)), &options))
+}
+
 #[test]
 fn arguments_of_other_shapes_are_named() {
     let (other, turned) = ([B, T, H, K + 1], [B, H, V, K]);
@@ -104,6 +113,16 @@ fn arguments_of_other_shapes_are_named() {
     assert_eq!(titans([NUMBERS, NUMBERS, wrong], fine), Err("alpha"));
     assert_eq!(titans([NUMBERS; 3], [turned, STATE]), Err("initial memory"));
     assert_eq!(titans([NUMBERS; 3], [STATE, turned]), Err("initial momentum"));
+
+    // Not by key channel, and not one for all channels.
+    for wrong in [KEYS, [B, T, H, 1]] {
+        assert_eq!(titans_channels([wrong, VALUES, VALUES], fine), Err("theta"));
+        assert_eq!(titans_channels([VALUES, wrong, VALUES], fine), Err("eta"));
+        assert_eq!(titans_channels([VALUES, VALUES, wrong], fine), Err("alpha"));
+    }
+    assert_eq!(titans_channels([VALUES; 3], fine), Ok(()));
+    assert_eq!(titans_channels([VALUES; 3], [turned, STATE]), Err("initial memory"));
+    assert_eq!(titans_channels([VALUES; 3], [STATE, turned]), Err("initial momentum"));
 }
 
 fn token_of_momentum() -> MomentumToken {
@@ -159,6 +178,17 @@ fn steps_name_what_does_not_fit() {
         named(titans_memory_step(q(), q(), v(), theta, eta, alpha, (m, s), None))
     };
     let (fine, wrong) = ([B, H], [H, B]);
+    assert_eq!(titans([fine; 3], ones(STATE), ones(STATE)), Ok(()));
+    assert_eq!(titans([wrong, fine, fine], ones(STATE), ones(STATE)), Err("theta"));
+    assert_eq!(titans([fine, wrong, fine], ones(STATE), ones(STATE)), Err("eta"));
+    assert_eq!(titans([fine, fine, wrong], ones(STATE), ones(STATE)), Err("alpha"));
+    assert_eq!(titans([fine; 3], turned(), ones(STATE)), Err("memory"));
+    assert_eq!(titans([fine; 3], ones(STATE), turned()), Err("momentum"));
+    let titans = |gates: [[usize; 3]; 3], m, s| {
+        let [theta, eta, alpha] = gates.map(zeros);
+        named(titans_memory_channelwise_step(q(), q(), v(), theta, eta, alpha, (m, s), None))
+    };
+    let (fine, wrong) = ([B, H, V], [B, H, K]);
     assert_eq!(titans([fine; 3], ones(STATE), ones(STATE)), Ok(()));
     assert_eq!(titans([wrong, fine, fine], ones(STATE), ones(STATE)), Err("theta"));
     assert_eq!(titans([fine, wrong, fine], ones(STATE), ones(STATE)), Err("eta"));

@@ -5,8 +5,14 @@ use crate::support::random::{Gates, Sizes, problem};
 use crate::support::{Array, Form, Operator, Problem, STATES};
 use crate::{PUBLIC, assert_same, compute};
 
-const NEW: [Operator; 5] =
-    [Operator::Gla, Operator::Kda, Operator::Dplr, Operator::MomentumDelta, Operator::Titans];
+const NEW: [Operator; 6] = [
+    Operator::Gla,
+    Operator::Kda,
+    Operator::Dplr,
+    Operator::MomentumDelta,
+    Operator::Titans,
+    Operator::TitansChannels,
+];
 
 /// Sets the numbers of one token, of every row and head.
 fn set(problem: &mut Problem, name: &str, token: usize, number: f64) {
@@ -38,7 +44,7 @@ fn reset(problem: &mut Problem, token: usize) {
         // These read before they forget: what they read must not be written again.
         Operator::Dplr => set(problem, "b", token, 0.0),
         Operator::MomentumDelta => set(problem, "p", token, 0.0),
-        Operator::Titans => {
+        Operator::Titans | Operator::TitansChannels => {
             set(problem, "alpha", token, 1.0);
             set(problem, "eta", token, 0.0);
             set(problem, "theta", token, 0.0);
@@ -100,6 +106,50 @@ fn a_reset_of_one_channel_leaves_the_others() {
             let label = format!("{operator:?} {}", form.name());
             assert_finite(&label, &found.grads);
             assert_same(&label, &found, &expected, false);
+        }
+    }
+}
+
+/// One column of a Titans memory forgets everything at a token, which it does not write, another has no momentum, a third is
+/// never written: the others do not notice, and what the first held before reaches nothing after.
+#[test]
+fn gates_at_their_limits_stay_in_their_column() {
+    let plain = problem(Operator::TitansChannels, &Sizes::of(2, 75, 2, 9, 13), Gates::Weak, 7);
+    let mut limits = plain.clone();
+    let gates = [("alpha", 2, 1.0), ("eta", 2, 0.0), ("theta", 2, 0.0), ("eta", 5, 0.0), ("theta", 11, 0.0)];
+    for (name, column, number) in gates {
+        let gate = limits.inputs.get_mut(name).expect("a gate");
+        // Every row and head at token 40, or a column at all tokens.
+        let tokens = if column == 2 { 40..41 } else { 0..75 };
+        for (at, x) in gate.values.iter_mut().enumerate() {
+            if at % 13 == column && tokens.contains(&(at / (2 * 13) % 75)) {
+                *x = number;
+            }
+        }
+    }
+    let mut other_start = limits.clone();
+    for name in ["S", "M"] {
+        let state = other_start.inputs.get_mut(name).expect("a state");
+        state.values.iter_mut().skip(2).step_by(13).for_each(|x| *x += 3.0);
+    }
+    let expected = compute(&limits, Form::Reference);
+    let column =
+        |array: &Array, j: usize| -> Vec<f64> { array.values.iter().skip(j).step_by(13).copied().collect() };
+    for form in Form::ALL {
+        let [before, found, moved] = [&plain, &limits, &other_start].map(|problem| compute(problem, form));
+        assert_same(form.name(), &found, &expected, form.is_f64());
+        for name in ["o", "S", "M"] {
+            for j in (0..13).filter(|j| ![2, 5, 11].contains(j)) {
+                let [before, found] = [&before, &found].map(|outcome| column(&outcome.outputs[name], j));
+                assert_eq!(before, found, "{} {name} column {j}", form.name());
+            }
+            let [found, moved] = [&found, &moved].map(|outcome| &outcome.outputs[name]);
+            if name == "o" {
+                let [found, moved] = [found, moved].map(|o| column(&o.slice(1, 40..75), 2));
+                assert_eq!(found, moved, "{}", form.name());
+            } else {
+                assert_eq!(column(found, 2), column(moved, 2), "{} {name}", form.name());
+            }
         }
     }
 }

@@ -197,6 +197,60 @@ proptest! {
         }
     }
 
+    /// Gates spread over the columns take the same steps: the same bits, but for the sums over columns in their gradients.
+    #[test]
+    fn equal_columns_are_titans_with_a_gate_for_the_head(
+        sizes in sizes(80), gates in gates(), seed in any::<u64>()
+    ) {
+        let one = problem(Operator::Titans, &sizes, gates, seed);
+        let names = ["theta", "eta", "alpha"];
+        let inputs = names.map(|name| (name, spread(&one.inputs[name], sizes.value)));
+        let each = with(&one, Operator::TitansChannels, inputs.into());
+        let chain = |grads: &Arrays| names.map(|name| (name, sums(&grads[name]))).into();
+        assert_equal(&format!("{gates:?} {sizes:?}"), &Form::ALL, [&one, &each], chain);
+        for form in [Form::Fused, Form::Steps] {
+            let [mut one, mut each] = [&one, &each].map(|problem| compute(problem, form));
+            for grads in [&mut one.grads, &mut each.grads] {
+                grads.retain(|name, _| !names.contains(&name.as_str()));
+            }
+            assert_eq!(one.outputs, each.outputs, "{sizes:?} {}", form.name());
+            assert_eq!(one.grads, each.grads, "{sizes:?} {}", form.name());
+        }
+    }
+
+    /// A column is a memory of one value with gates for its head; keys and queries get the sum of the columns' gradients.
+    #[test]
+    fn each_column_of_titans_is_a_memory_of_its_own(sizes in sizes(40), seed in any::<u64>()) {
+        let whole = problem(Operator::TitansChannels, &sizes, Gates::Weak, seed);
+        let by_column = ["v", "theta", "eta", "alpha", "S", "M", "o"];
+        let column = |(name, array): (&String, &Array), j: usize| {
+            let gate = ["theta", "eta", "alpha"].contains(&name.as_str());
+            let array = if by_column.contains(&name.as_str()) { array.slice(3, j..j + 1) } else { array.clone() };
+            (name.clone(), if gate { sums(&array) } else { array })
+        };
+        for form in [Form::Reference, Form::Composed64] {
+            let found = compute(&whole, form);
+            let columns: Vec<Outcome> = (0..sizes.value).map(|j| {
+                let of = |arrays: &Arrays| arrays.iter().map(|named| column(named, j)).collect::<Arrays>();
+                let (inputs, up) = (of(&whole.inputs), of(&whole.up));
+                let alone = compute(&Problem { operator: Operator::Titans, inputs, up, ..whole.clone() }, form);
+                let mut mine = found.clone();
+                mine.outputs = of(&found.outputs);
+                mine.grads = of(&found.grads);
+                for name in ["q", "k"] {
+                    mine.grads.insert(name.into(), alone.grads[name].clone());
+                }
+                assert_same(&format!("{sizes:?} column {j} {}", form.name()), &mine, &alone, true);
+                alone
+            }).collect();
+            for name in ["q", "k"] {
+                let first = columns[0].grads[name].clone();
+                let sum = columns[1..].iter().fold(first, |sum, column| sum.add(&column.grads[name]));
+                crate::close(&found.grads[name].values, &sum.values, 1e-10);
+            }
+        }
+    }
+
     /// The same recurrence in other letters, memory and momentum in each other's place, signs and logs aside.
     #[test]
     fn titans_is_the_momentum_delta_rule_that_reads_with_its_key(sizes in sizes(80), seed in any::<u64>()) {

@@ -11,7 +11,9 @@ use fastweight_ops::linear::{LinearGate, linear_attention, linear_attention_nonc
 use fastweight_ops::momentum_delta::{MomentumTokens, momentum_delta_rule};
 use fastweight_ops::normalised_linear::normalised_linear_attention;
 use fastweight_ops::softmax::{SoftmaxOptions, softmax_attention};
-use fastweight_ops::titans::{titans_memory, titans_memory_step};
+use fastweight_ops::titans::{
+    titans_memory, titans_memory_channelwise, titans_memory_channelwise_step, titans_memory_step,
+};
 use fastweight_ops::ttt::{TttOptions, ttt_linear};
 use fastweight_ops::{Offsets, Path, SequenceOptions};
 
@@ -34,7 +36,7 @@ fn sequence(path: Path) -> SequenceOptions {
     SequenceOptions { path, ..SequenceOptions::default() }
 }
 
-const CALLS: [(&str, Call); 12] = [
+const CALLS: [(&str, Call); 13] = [
     ("softmax", |q, k, v, path| {
         let options = SoftmaxOptions { path, ..SoftmaxOptions::default() };
         softmax_attention(q, k, v, None, &options).expect("valid arguments")
@@ -73,6 +75,13 @@ const CALLS: [(&str, Call); 12] = [
         let number = k.clone().sum_dim(3).squeeze_dim::<3>(3).tanh().abs() * 0.5;
         let (theta, eta, alpha) = (number.clone(), number.clone(), number);
         titans_memory(q, k * 0.3, v, theta, eta, alpha, None, &sequence(path)).expect("valid arguments").0
+    }),
+    ("titans with channel gates", |q, k, v, path| {
+        let gate = v.clone().tanh().abs() * 0.5;
+        let (theta, eta, alpha, options) = (gate.clone(), gate.clone(), gate, sequence(path));
+        titans_memory_channelwise(q, k * 0.3, v, theta, eta, alpha, None, &options)
+            .expect("valid arguments")
+            .0
     }),
     ("delta product", |q, k, v, path| {
         let beta = k.clone().sum_dim(3).squeeze_dim::<3>(3) * 0.1;
@@ -201,6 +210,12 @@ fn a_sequence_without_a_token_returns_its_state() {
         let (o, m, s) =
             titans_memory(empty(), empty(), empty(), none(), none(), none(), initial, &options).unwrap();
         let expected = (values(state.clone()), values(state.clone() * 2.0));
+        assert_eq!((o.dims(), (values(m), values(s))), ([1, 0, 2, 4], expected.clone()));
+        let initial = Some((state.clone(), state.clone() * 2.0));
+        let gate = empty;
+        let (o, m, s) =
+            titans_memory_channelwise(empty(), empty(), empty(), gate(), gate(), gate(), initial, &options)
+                .unwrap();
         assert_eq!((o.dims(), (values(m), values(s))), ([1, 0, 2, 4], expected));
     }
     let o = linear_attention_noncausal(empty(), empty(), empty(), &sequence(Path::Auto)).unwrap();
@@ -223,7 +238,7 @@ fn a_step_does_not_change_a_shared_state() {
     let gate = token(6).abs().neg();
     let beta = random::<2>(5, [1, 2], &device);
     let held = || state.clone();
-    let steps: [(&str, Tensor<4>); 5] = [
+    let steps: [(&str, Tensor<4>); 6] = [
         (
             "delta",
             delta_rule_step(q.clone(), k.clone(), v.clone(), beta.clone(), None, held(), None).unwrap().1,
@@ -252,6 +267,13 @@ fn a_step_does_not_change_a_shared_state() {
             "dplr",
             dplr_step(q.clone(), gate, k.clone(), v.clone(), q.clone(), k.clone(), held(), None).unwrap().1,
         ),
+        ("titans with channel gates", {
+            let (half, states) = (v.zeros_like() + 0.5, (held(), momentum.clone()));
+            let [theta, eta, alpha] = [0; 3].map(|_| half.clone());
+            titans_memory_channelwise_step(q.clone(), k.clone(), v.clone(), theta, eta, alpha, states, None)
+                .unwrap()
+                .1
+        }),
         ("titans", {
             let half = beta.zeros_like() + 0.5;
             let states = (held(), momentum.clone());

@@ -132,7 +132,7 @@ pub fn run(problem: &Problem) -> Result<Outcome, OpError> {
         Operator::Kda => gated_loops::kda(&mut run, &dims),
         Operator::Dplr => gated_loops::dplr(&mut run, &dims),
         Operator::MomentumDelta => momentum_loops::momentum_delta(&mut run, &dims),
-        Operator::Titans => momentum_loops::titans(&mut run, &dims),
+        Operator::Titans | Operator::TitansChannels => momentum_loops::titans(&mut run, &dims),
         Operator::DeltaProduct => delta_loops::delta_product(&mut run, &dims),
         Operator::Comba => delta_loops::comba(&mut run, &dims),
         Operator::TttLinear => {}

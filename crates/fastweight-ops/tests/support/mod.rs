@@ -54,13 +54,15 @@ pub enum Operator {
     Dplr,
     MomentumDelta,
     Titans,
+    /// With gates for each column of the memory.
+    TitansChannels,
     DeltaProduct,
     Comba,
     TttLinear,
 }
 
 impl Operator {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Softmax,
         Self::Linear,
         Self::ScalarGatedLinear,
@@ -72,6 +74,7 @@ impl Operator {
         Self::Dplr,
         Self::MomentumDelta,
         Self::Titans,
+        Self::TitansChannels,
         Self::DeltaProduct,
         Self::Comba,
         Self::TttLinear,
@@ -79,7 +82,7 @@ impl Operator {
 
     /// Whether the fixtures have cases of it; the others are held to finite differences of their loops.
     pub fn has_fixtures(self) -> bool {
-        !matches!(self, Self::DeltaProduct | Self::Comba)
+        !matches!(self, Self::DeltaProduct | Self::Comba | Self::TitansChannels)
     }
 
     pub fn name(self) -> &'static str {
@@ -95,6 +98,7 @@ impl Operator {
             Self::Dplr => "dplr_rwkv7",
             Self::MomentumDelta => "momentum_delta_rule",
             Self::Titans => "titans_linear",
+            Self::TitansChannels => "titans_channels",
             Self::DeltaProduct => "delta_product",
             Self::Comba => "comba",
             Self::TttLinear => "ttt_linear",
@@ -107,7 +111,7 @@ impl Operator {
 
     /// Whether it holds a second matrix, its momentum.
     pub fn has_momentum(self) -> bool {
-        matches!(self, Self::MomentumDelta | Self::Titans)
+        matches!(self, Self::MomentumDelta | Self::Titans | Self::TitansChannels)
     }
 }
 

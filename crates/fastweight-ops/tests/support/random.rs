@@ -234,10 +234,12 @@ fn tokens(
             input("beta", random.between(0.1, 0.9, &numbers));
             input("eta", random.between(0.2, 1.2, &numbers));
         }
-        Operator::Titans => {
-            input("alpha", gate(random, gates, &numbers).map(|g| -g.exp_m1()));
-            input("eta", random.between(0.0, 0.9, &numbers));
-            input("theta", random.between(0.0, 0.9, &numbers));
+        Operator::Titans | Operator::TitansChannels => {
+            let of_columns = [batch, time, heads, value];
+            let shape = if operator == Operator::Titans { numbers.as_slice() } else { &of_columns };
+            input("alpha", gate(random, gates, shape).map(|g| -g.exp_m1()));
+            input("eta", random.between(0.0, 0.9, shape));
+            input("theta", random.between(0.0, 0.9, shape));
         }
     }
     if matches!(operator, Operator::Delta | Operator::GatedDelta | Operator::Kda) {

@@ -19,6 +19,8 @@ struct Split {
     bytes: usize,
     /// Token offsets of its documents, `[0, n1, n1 + n2, ..]`.
     offsets: Vec<usize>,
+    /// Whether the tokens give the text back as it was.
+    exact: bool,
 }
 
 /// A text cut into a training part and a held-out part, its end.
@@ -54,6 +56,19 @@ impl TextDataset {
         };
         dataset.require_context(1)?;
         Ok(dataset)
+    }
+
+    /// A text that is scored as a whole: all of it is held out, and there is no training part.
+    ///
+    /// # Errors
+    /// [`TaskError::TooShort`] when it has less than `context` tokens; errors of the tokenizer.
+    pub fn held_out(source: &TextSource, tokenizer: &Tokenizer, context: usize) -> Result<Self, TaskError> {
+        let held_out = encode(source, tokenizer, 0..source.text().len())?;
+        let tokens = held_out.tokens.len();
+        if tokens < context {
+            return Err(TaskError::TooShort { split: "held-out", tokens, needed: context, context });
+        }
+        Ok(Self { train: encode(source, tokenizer, 0..0)?, held_out })
     }
 
     /// Checks that both parts are long enough for windows of `context` tokens; a training crop takes one more.
@@ -169,6 +184,12 @@ impl TextDataset {
         self.held_out.bytes
     }
 
+    /// Whether the tokens of the held-out part give its text back as it was: only then are its bits per byte those of a
+    /// code for it. A tokenizer that has one token for all unknown words, or drops case or spaces, gives too few.
+    pub fn is_exact(&self) -> bool {
+        self.held_out.exact
+    }
+
     /// Token offsets `[0, n1, n1 + n2, ..]` of the documents in the held-out part.
     pub fn held_out_offsets(&self) -> &[usize] {
         &self.held_out.offsets
@@ -200,11 +221,14 @@ fn positive(setting: &'static str, value: usize) -> Result<(), TaskError> {
 
 /// Encodes the documents of `source` as far as they lie in `part`.
 fn encode(source: &TextSource, tokenizer: &Tokenizer, part: Range<usize>) -> Result<Split, TaskError> {
-    let mut split = Split { tokens: Vec::new(), bytes: part.len(), offsets: vec![0] };
+    let mut split = Split { tokens: Vec::new(), bytes: part.len(), offsets: vec![0], exact: true };
     for document in source.documents() {
         let bytes = document.bytes.start.max(part.start)..document.bytes.end.min(part.end);
         if !bytes.is_empty() {
-            split.tokens.extend(tokenizer.encode(&source.text()[bytes])?);
+            let text = &source.text()[bytes];
+            let tokens = tokenizer.encode(text)?;
+            split.exact &= tokenizer.decode(&tokens).is_ok_and(|decoded| decoded == text);
+            split.tokens.extend(tokens);
             split.offsets.push(split.tokens.len());
         }
     }

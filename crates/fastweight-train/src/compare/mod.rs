@@ -12,6 +12,7 @@ use burn::tensor::Device;
 pub use results::{Entry, RESULTS, Trial};
 pub use table::{BinRow, Column, Row, Spread, rows};
 
+use crate::checkpoint;
 use crate::diagnose;
 use crate::error::TrainError;
 use crate::evaluate;
@@ -47,6 +48,8 @@ pub struct Comparison {
     pub tasks: Vec<TaskComparison>,
     /// Sentences about the fairness of the comparison.
     pub notes: Vec<String>,
+    /// A sentence for each training that diverged and has no result.
+    pub diverged: Vec<String>,
 }
 
 /// The outcome of a comparison on one task.
@@ -80,10 +83,11 @@ impl Comparison {
 /// Trains and scores every model of `recipe` on every task with every seed.
 ///
 /// Each result is appended to `results.jsonl` in the folder as it is made; a comparison that was interrupted takes
-/// the results it finds there for the same model, task, seed, recipe and data, and trains the rest.
+/// the results it finds there for the same model, task, seed, recipe and data, and trains the rest. A training that diverges
+/// is told of in [`Comparison::diverged`], and the others go on.
 ///
 /// # Errors
-/// Bad recipe or data, a folder in use, a loss that is not finite, a disk that is full.
+/// Bad recipe or data, a folder in use or of a training run, a disk that is full.
 pub fn compare(
     recipe: &Recipe,
     options: &Options,
@@ -99,11 +103,15 @@ pub fn compare(
     let parts: Vec<_> = recipe.parts().into_iter().map(open).collect::<Result<_, TrainError>>()?;
     files::create_folder(&options.folder)?;
     let _lock = FolderLock::take(&options.folder)?;
+    if !checkpoint::list(&options.folder).is_empty() {
+        let reason = "holds a training run".into();
+        return Err(TrainError::ForeignFolder { path: options.folder.clone(), reason });
+    }
     let mut results = Results::open(&options.folder, options.restart)?;
-    let mut notes = Vec::new();
-    for (part, _, models) in &parts {
-        let about = fairness(part, models);
-        notes.extend(about.into_iter().map(|note| match parts.len() {
+    let (mut notes, mut diverged) = (Vec::new(), Vec::new());
+    for (part, task, models) in &parts {
+        let about = fairness(part, models).into_iter().chain(task.caution().map(str::to_owned));
+        notes.extend(about.map(|note| match parts.len() {
             1 => note,
             _ => format!("{}: {note}", part.task.name()),
         }));
@@ -120,7 +128,14 @@ pub fn compare(
         for model in &models {
             for &seed in &part.train.seeds {
                 let place = Place { recipe: &part, task: &task, model, seed, index, count };
-                entries.push(place.entry(&mut results, device, on_event)?);
+                match place.entry(&mut results, device, on_event) {
+                    Ok(entry) => entries.push(entry),
+                    Err(error @ TrainError::NonFinite { .. }) => {
+                        on_event(Event::Note(&error.to_string()));
+                        diverged.push(error.to_string());
+                    }
+                    Err(error) => return Err(error),
+                }
                 index += 1;
             }
         }
@@ -128,7 +143,15 @@ pub fn compare(
         let (name, metric, length) = (part.task.name().to_string(), task.metric(), task.length());
         tasks.push(TaskComparison { name, recipe: part, metric, length, models, entries, rows, trials });
     }
-    Ok(Comparison { recipe: recipe.clone(), tasks, notes })
+    let used = tasks.iter().map(|task| task.entries.len()).sum();
+    if let Some(left) = results.count().checked_sub(used).filter(|left| *left > 0) {
+        let (are, results) = if left == 1 { ("is", "result") } else { ("are", "results") };
+        on_event(Event::Note(&format!(
+            "{left} earlier {results} in the folder {are} of other models, seeds, data or settings and not shown; --fresh \
+             removes them all"
+        )));
+    }
+    Ok(Comparison { recipe: recipe.clone(), tasks, notes, diverged })
 }
 
 fn key(recipe: &Recipe, task: &Task, model: &ResolvedModel, seed: u64) -> String {
@@ -164,9 +187,16 @@ impl Place<'_> {
             Some(entry) => Entry { task: name.to_string(), ..entry },
             None => {
                 let parameters = model.parameters;
-                let started =
-                    Event::Started { model: &model.name, task: name, metric, seed, parameters, index, count };
-                on_event(started);
+                on_event(Event::Started {
+                    model: &model.name,
+                    task: name,
+                    metric,
+                    seed,
+                    parameters,
+                    index,
+                    count,
+                    fraction: 0.0,
+                });
                 let entry = self.train(key, device, on_event).map_err(|error| self.named(error))?;
                 results.append(&entry)?;
                 entry

@@ -75,6 +75,8 @@ impl Entry {
             "train_tokens_per_s": self.train_tokens_per_s,
             "decode_tokens_per_s": self.decode_tokens_per_s,
             "seconds": self.seconds,
+            "learning_rate": self.learning_rate,
+            "state_grows": self.config.state_grows(),
         });
         if !self.bins.is_empty() {
             line["bins"] = serde_json::json!(self.bins);
@@ -92,6 +94,9 @@ pub struct Trial {
     pub learning_rate: f64,
     /// Its score; absent when the training diverged.
     pub score: Option<f64>,
+    /// Mean training loss of the trial's last steps, which decides between equal scores.
+    #[serde(default)]
+    pub loss: Option<f64>,
     /// Identifies recipe and data.
     pub key: String,
 }
@@ -118,6 +123,11 @@ impl Results {
         let entries = read_lines(&folder.join(RESULTS))?;
         let trials = read_lines(&folder.join(TRIALS))?;
         Ok(Results { folder: folder.to_path_buf(), entries, trials })
+    }
+
+    /// How many results there are.
+    pub fn count(&self) -> usize {
+        self.entries.len()
     }
 
     pub fn find(&self, model: &str, seed: u64, key: &str) -> Option<Entry> {

@@ -62,6 +62,8 @@ pub struct Row {
     pub matching: ParameterMatch,
     /// Bytes a session holds after one training sequence.
     pub state_bytes: usize,
+    /// Whether these grow with every token.
+    pub state_grows: bool,
     /// Training tokens per second, mean.
     pub train_tokens_per_s: f64,
     /// Tokens per second of one session decoding one by one, mean.
@@ -93,10 +95,10 @@ impl TaskComparison {
             higher_is_better,
             values: self.rows.iter().map(figure).collect(),
         };
-        let bins = self.rows.first().map_or(&[][..], |row| &row.bins);
-        if bins.is_empty() {
+        // Rows of models that diverged have none.
+        let Some(bins) = self.rows.iter().map(|row| &row.bins).find(|bins| !bins.is_empty()) else {
             return vec![column(self.metric.name().into(), &|row| row.score)];
-        }
+        };
         let of_bin = |(index, bin): (usize, &BinRow)| {
             let lengths = format!("{}-{}", bin.shortest, bin.longest);
             let figure = move |row: &Row, pick: fn(&BinRow) -> Spread| {
@@ -141,6 +143,7 @@ pub fn rows(models: &[ResolvedModel], entries: &[Entry]) -> Vec<Row> {
             params: model.parameters,
             matching: model.matching,
             state_bytes: own.first().map_or(0, |entry| entry.state_bytes),
+            state_grows: model.config.state_grows(),
             train_tokens_per_s: spread(|entry| entry.train_tokens_per_s).mean,
             decode_tokens_per_s: spread(|entry| entry.decode_tokens_per_s).mean,
             seconds: spread(|entry| entry.seconds).mean,

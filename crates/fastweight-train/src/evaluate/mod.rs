@@ -2,6 +2,7 @@
 //!
 //! Models come without gradients (`Module::valid`).
 
+mod routing;
 mod strings;
 
 use std::time::Instant;
@@ -15,6 +16,7 @@ use fastweight_tasks::recall::{self, RecallConfig};
 use fastweight_tasks::text::bits_per_byte;
 use fastweight_tasks::{IGNORE, TokenBatch};
 
+pub use routing::{LayerLoad, Routing, routing};
 pub use strings::{LengthScore, by_length};
 
 use crate::diagnose::{diverged, first_non_finite};

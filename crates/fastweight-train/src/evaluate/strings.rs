@@ -29,8 +29,10 @@ pub struct LengthScore {
     /// Answers that were asked for, one for each symbol.
     pub answers: usize,
     /// Share of right answers, one for each symbol.
+    #[serde(rename = "answers_right", alias = "steps")]
     pub steps: f64,
     /// Share of strings in which every answer is right.
+    #[serde(rename = "strings_right", alias = "strings")]
     pub strings: f64,
 }
 

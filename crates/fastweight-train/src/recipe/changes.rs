@@ -97,7 +97,7 @@ impl TrainChanges {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct QuickRecipe {
-    /// Replaces the budget.
+    /// Replaces the budget; a warm-up in steps keeps its share of it.
     #[schemars(range(min = 1))]
     pub steps: Option<usize>,
     /// Replaces `train.batch`.
@@ -148,6 +148,16 @@ impl QuickRecipe {
     }
 }
 
+/// The warm-up of a quick run of `steps` steps: one in steps keeps its share of the budget, and is at most half of a budget
+/// that was not in steps.
+fn shorter_warmup(train: &TrainRecipe, steps: usize) -> Warmup {
+    match (train.warmup, train.steps) {
+        (Warmup::Steps(warmup), Some(all)) if steps < all => Warmup::Steps(warmup * steps / all),
+        (Warmup::Steps(warmup), None) => Warmup::Steps(warmup.min(steps / 2)),
+        (warmup, _) => warmup,
+    }
+}
+
 impl Recipe {
     /// Every task, in order.
     pub fn tasks(&self) -> impl Iterator<Item = &TaskRecipe> {
@@ -188,8 +198,14 @@ impl Recipe {
     /// The recipe with the changes of `[compare.quick]` and of each task's `[tasks.quick]` made.
     ///
     /// # Errors
-    /// The changed recipe is not valid.
+    /// The recipe makes no such changes, or the changed one is not valid.
     pub fn quick(self) -> Result<Recipe, TrainError> {
+        let none = |quick: &QuickRecipe| *quick == QuickRecipe::default();
+        if none(&self.compare.quick) && self.tasks().all(|task| none(&task.quick)) {
+            let message = "the recipe says nothing of a quick run; say what it changes in [compare.quick], such as \
+                           `steps = 100`, or leave out --quick";
+            return Err(super::place::Fault::new("", "", message).at(&self.source).into());
+        }
         self.validate_quick().map_err(|fault| fault.at(&self.source))?;
         let mut changed = self.with_quick();
         changed.changes.push("the changes of [compare.quick]".into());
@@ -201,15 +217,18 @@ impl Recipe {
         let alone = self.further.is_empty();
         let mut train = TrainChanges::default();
         train.quicken(&shared);
-        self.train = train.over(&self.train);
+        let quick = train.over(&self.train);
+        let whole = std::mem::replace(&mut self.train, quick);
         for task in std::iter::once(&mut self.task).chain(&mut self.further) {
             let own = std::mem::take(&mut task.quick);
+            let before = task.train.over(&whole);
             for quick in [&shared, &own] {
                 task.train.quicken(quick);
                 quick.resize(task, alone);
             }
-            if shared.steps.is_some() || own.steps.is_some() {
+            if let Some(steps) = own.steps.or(shared.steps) {
                 self.compare.match_by = None;
+                task.train.warmup = Some(shorter_warmup(&before, steps));
             }
         }
         self

@@ -33,6 +33,8 @@ pub struct ResolvedModel {
     pub config: ModelConfig,
     /// Its peak learning rate.
     pub learning_rate: f64,
+    /// Whether the recipe gives it that rate alone, so that no other is tried.
+    pub own_learning_rate: bool,
     /// Its trained parameters.
     pub parameters: usize,
     /// How that number relates to the first model's.
@@ -106,7 +108,15 @@ impl Recipe {
             };
             let name = fields.name.or(fields.preset).unwrap_or_else(|| self.name.clone());
             let learning_rate = entry.learning_rate.unwrap_or(self.train.learning_rate);
-            resolved.push(ResolvedModel { name, config, learning_rate, parameters, matching });
+            let own_learning_rate = entry.learning_rate.is_some();
+            resolved.push(ResolvedModel {
+                name,
+                config,
+                learning_rate,
+                own_learning_rate,
+                parameters,
+                matching,
+            });
         }
         Ok(resolved)
     }

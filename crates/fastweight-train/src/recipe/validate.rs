@@ -235,6 +235,14 @@ impl TrainRecipe {
                 "expected a whole number of steps, or a fraction of the budget in [0, 1)",
             );
         }
+        if let (Warmup::Steps(warmup), Some(steps)) = (self.warmup, self.steps)
+            && warmup > steps
+        {
+            let message = format!(
+                "a warm-up of {warmup} steps is longer than the budget of {steps}; expected at most {steps}"
+            );
+            return fault("warmup", &message);
+        }
         let mut seeds = self.seeds.clone();
         seeds.sort_unstable();
         if seeds.windows(2).any(|pair| pair[0] == pair[1]) {

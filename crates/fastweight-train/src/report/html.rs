@@ -117,7 +117,7 @@ fn notes(comparison: &Comparison) -> String {
         };
         lines.push(format!("Parameter counts are within 5% of the first model's, {how}."));
     }
-    lines.extend(comparison.notes.iter().cloned());
+    lines.extend(comparison.notes.iter().chain(&comparison.diverged).cloned());
     let items: String = lines.iter().map(|line| format!("<li>{}</li>", escape(line))).collect();
     if items.is_empty() { items } else { format!("<ul class=\"notes\">{items}</ul>") }
 }

@@ -27,7 +27,7 @@ pub fn overview(comparison: &Comparison) -> String {
             escape(&row.model),
             grouped(row.params),
             mark(row),
-            bytes(row.state_bytes as f64),
+            state(row),
             comparison
                 .tasks
                 .iter()
@@ -61,7 +61,7 @@ pub fn table(task: &TaskComparison) -> String {
             escape(&row.model),
             grouped(row.params),
             mark(row),
-            bytes(row.state_bytes as f64),
+            state(row),
             grouped(row.train_tokens_per_s as usize),
             grouped(row.decode_tokens_per_s as usize),
             row.seconds,
@@ -84,16 +84,18 @@ pub fn trials(task: &TaskComparison) -> String {
     let mut rows = String::new();
     for trial in &task.trials {
         let score = trial.score.map_or("diverged".into(), |score| format!("{score:.4}"));
+        let loss = trial.loss.map_or(String::new(), |loss| format!("{loss:.4}"));
         let _ = write!(
             rows,
-            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{score}</td></tr>",
+            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{score}</td><td>{loss}</td></tr>",
             escape(&trial.model),
             trial.learning_rate
         );
     }
     format!(
-        "<table><thead><tr><th>model</th><th>learning rate</th><th>{}</th></tr></thead><tbody>{rows}</tbody></table>\
-         <p class=\"small\">Short trainings with the first seed; each model keeps its best rate.</p>",
+        "<table><thead><tr><th>model</th><th>learning rate</th><th>{}</th><th>loss</th></tr></thead>\
+         <tbody>{rows}</tbody></table><p class=\"small\">Short trainings with the first seed; each model keeps the rate with the \
+         best score, of equal ones that with the lowest loss.</p>",
         task.metric.name()
     )
 }
@@ -106,9 +108,9 @@ fn head(name: &str, column: &Column) -> String {
 /// The cell of row `index`, set off when it is the best of the column.
 fn score(column: &Column, index: usize) -> String {
     let better = |a: f64, b: f64| if column.higher_is_better { a.max(b) } else { a.min(b) };
-    let best = column.values.iter().map(|value| value.mean).reduce(better);
+    let best = column.values.iter().filter(|value| value.count > 0).map(|value| value.mean).reduce(better);
     let Some(value) = column.values.get(index) else { return "<td></td>".into() };
-    let class = if Some(value.mean) == best { " class=\"best\"" } else { "" };
+    let class = if value.count > 0 && Some(value.mean) == best { " class=\"best\"" } else { "" };
     format!("<td{class}>{}</td>", spread(value))
 }
 
@@ -119,9 +121,14 @@ fn mark(row: &Row) -> &'static str {
     }
 }
 
+fn state(row: &Row) -> String {
+    let grows = if row.state_grows { ", growing" } else { "" };
+    format!("{}{grows}", bytes(row.state_bytes as f64))
+}
+
 fn spread(score: &Spread) -> String {
     match score.count {
-        0 => "none".into(),
+        0 => "diverged".into(),
         1 => format!("{:.3}", score.mean),
         _ => format!("{:.3} <small>{:.3}&ndash;{:.3}</small>", score.mean, score.low, score.high),
     }

@@ -204,7 +204,10 @@ fn table(timings: &[Timing], shape: &Shape, state_copy_ms: f64, global: &Global)
 }
 
 fn name(operator: Operator, gate: Gate) -> String {
-    let operator = operator.title();
+    let operator = match (operator, gate) {
+        (Operator::Delta, Gate::Weak | Gate::Strong) => "gated delta rule",
+        _ => operator.title(),
+    };
     match gate {
         Gate::None => operator.to_owned(),
         Gate::Weak => format!("{operator}, weak gate"),

@@ -23,8 +23,10 @@ Example:
   fastweight compare recipes/rules.toml --quick --json
 
 With --json there is one line for each task, model and seed:
-  {\"model\",\"task\",\"seed\",\"score\",\"params\",\"state_bytes\",\"train_tokens_per_s\",\"decode_tokens_per_s\",\"seconds\"}
-and for a formal language \"bins\", its scores at the training lengths and beyond them.";
+  {\"model\",\"task\",\"seed\",\"score\",\"params\",\"state_bytes\",\"train_tokens_per_s\",\"decode_tokens_per_s\",\"seconds\",
+   \"learning_rate\",\"state_grows\"}
+and for a formal language \"bins\", its scores at the training lengths and beyond them: \"tested\" strings with \"answers\"
+symbols in all, and the shares \"answers_right\" and \"strings_right\" (strings without a wrong answer).";
 
 /// Arguments of `fastweight compare`.
 #[derive(Debug, clap::Args)]
@@ -73,7 +75,8 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let page = options.folder.join("report.html");
     report::write(&comparison, &page).map_err(CommandError::train)?;
     if global.json {
-        return comparison.entries().try_for_each(|entry| output::line(entry.line()));
+        comparison.entries().try_for_each(|entry| output::line(entry.line()))?;
+        return finished(&comparison);
     }
     output::line(table(&comparison))?;
     for note in &comparison.notes {
@@ -81,7 +84,22 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     }
     output::line(parameters(&comparison))?;
     output::line(format_args!("report:  {}", page.display()))?;
-    output::line(format_args!("results: {}", options.folder.join(RESULTS).display()))
+    output::line(format_args!("results: {}", options.folder.join(RESULTS).display()))?;
+    finished(&comparison)
+}
+
+/// Fails when a training diverged: the others have their results.
+fn finished(comparison: &Comparison) -> Result<(), CommandError> {
+    let diverged = comparison.diverged.len();
+    if diverged == 0 {
+        return Ok(());
+    }
+    let all = output::count(diverged + comparison.entries().count(), "training");
+    Err(CommandError::failure(format_args!(
+        "{diverged} of {all} diverged and {} no result; those of the others are kept. {}",
+        if diverged == 1 { "has" } else { "have" },
+        comparison.diverged.join(" ")
+    )))
 }
 
 /// One row for each model: every task's scores, then figures of the first task.
@@ -102,8 +120,8 @@ fn table(comparison: &Comparison) -> String {
         let seconds = comparison.tasks.iter().filter_map(|task| task.rows.get(index)).map(|row| row.seconds);
         let costs = [
             row.params.to_string(),
-            row.state_bytes.to_string(),
-            row.learning_rate.to_string(),
+            format!("{}{}", row.state_bytes, if row.state_grows { ", growing" } else { "" }),
+            rates(comparison, index),
             format!("{:.0}", row.train_tokens_per_s),
             format!("{:.0}", row.decode_tokens_per_s),
             format!("{:.1}", seconds.sum::<f64>()),
@@ -113,11 +131,20 @@ fn table(comparison: &Comparison) -> String {
     table.to_string()
 }
 
+/// The learning rate of a model, or that on each task where they differ.
+fn rates(comparison: &Comparison, index: usize) -> String {
+    let rates = comparison.tasks.iter().filter_map(|task| task.rows.get(index));
+    let mut rates: Vec<String> = rates.map(|row| row.learning_rate.to_string()).collect();
+    rates.dedup();
+    rates.join(", ")
+}
+
 /// The mean, and half the range over seeds when there are several.
 fn score(figure: &Spread) -> String {
     let half_range = (figure.high - figure.low) / 2.0;
     match figure.count {
-        0 | 1 => format!("{:.4}", figure.mean),
+        0 => "diverged".into(),
+        1 => format!("{:.4}", figure.mean),
         _ => format!("{:.4} ± {half_range:.4}", figure.mean),
     }
 }
@@ -149,8 +176,8 @@ fn parameters(comparison: &Comparison) -> String {
     let of_first = match comparison.tasks.len() {
         1 => format!("state bytes are for one sequence of {tokens}"),
         _ => format!(
-            "parameters, state bytes (of one sequence of {tokens}), learning rate and speeds are those on {}, seconds \
-             of one seed on every task",
+            "parameters, state bytes (of one sequence of {tokens}) and speeds are those on {}, learning rates those on \
+             each task where they differ, seconds of one seed on every task",
             first.name
         ),
     };

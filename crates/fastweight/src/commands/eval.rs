@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use fastweight::tasks::formal::{FormalConfig, Language};
 use fastweight::tasks::recall;
 use fastweight::train::Task;
-use fastweight::train::evaluate;
+use fastweight::train::evaluate::{self, LayerLoad, Routing};
 use fastweight::train::recipe::{TaskKind, TaskRecipe};
 use fastweight::train::run::{self, Loaded};
 use serde_json::json;
@@ -20,8 +20,10 @@ use crate::values::whole;
 
 const EXAMPLE: &str = "\
 Recall is scored by accuracy on rows the model was not trained on, a formal language by the share of
-strings with no wrong answer, beyond the training length and at it, and text by bits per byte of the
-part of the text that is held out.
+strings with no wrong answer, beyond the training length and at it, and text by bits per byte: of the
+part of the training text that was held out, or of the whole of another text. Of a mixture of memories
+it shows the share of the tokens that each memory gets and the load balance (1: all are as busy), of a
+model with halting the mean rounds of a token.
 
 Example:
   fastweight eval runs/bible
@@ -66,6 +68,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
             args.run.display()
         )));
     }
+    task.caution().iter().for_each(progress::note);
     let name = args.run.display().to_string();
     limits::check_trained(&name, loaded.model.config(), footprint::scoring(&task))?;
     let (batches, pairs_batches) = match task {
@@ -79,27 +82,42 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let by_pairs =
         evaluate::recall_by_pairs(&loaded.model, &task, pairs_batches).map_err(CommandError::train)?;
     let by_length = evaluate::by_length(&loaded.model, &task).map_err(CommandError::train)?;
+    let routing = evaluate::routing(&loaded.model, &task).map_err(CommandError::train)?;
     progress.finish();
 
     if global.json {
         let mut line = json!({
             "model": loaded.state.name, "seed": loaded.state.seed, "step": loaded.state.step,
             "metric": score.metric, "score": score.score, "loss": score.loss, "scored_tokens": score.scored,
-            "by_pairs": by_pairs, "checkpoint": loaded.folder,
+            "checkpoint": loaded.folder,
         });
+        if let Some(part) = scored_part(&task) {
+            line["part"] = part.into();
+        }
+        if let Some(routing) = &routing {
+            (line["loads"], line["mean_rounds"]) = (json!(routing.loads), json!(routing.mean_rounds));
+        }
+        if !by_pairs.is_empty() {
+            line["by_pairs"] = json!(by_pairs);
+        }
         if let Some(bins) = score.bins {
             (line["bins"], line["by_length"]) = (json!(bins), json!(by_length));
         }
         return output::json(&line);
     }
     output::line(format_args!(
-        "{}, seed {}, step {}: {} {:.4} over {}",
+        "{}, seed {}, step {}: {} {:.4} over {}{}",
         loaded.state.name,
         loaded.state.seed,
         loaded.state.step,
         score.metric.name(),
         score.score,
-        output::count(score.scored, "token")
+        output::count(score.scored, "token"),
+        match scored_part(&task) {
+            Some("whole") => ", the whole text",
+            Some(_) => ", the held-out part of the text",
+            None => "",
+        },
     ))?;
     for (pairs, accuracy) in by_pairs {
         output::line(format_args!("{:>12}: {accuracy:.4}", output::count(pairs, "pair")))?;
@@ -115,6 +133,17 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
             part.steps,
             output::count(part.tested, "string")
         ))?;
+    }
+    let Some(Routing { loads, mean_rounds }) = routing else { return Ok(()) };
+    for LayerLoad { layer, share, balance } in loads {
+        let shares: Vec<String> = share.iter().map(|share| format!("{:.0}%", 100.0 * share)).collect();
+        output::line(format_args!(
+            "layer {layer}: share of the tokens in each memory {}, load balance {balance:.3}",
+            shares.join(" ")
+        ))?;
+    }
+    if let Some(rounds) = mean_rounds {
+        output::line(format_args!("rounds a token: {rounds:.2} of {}", loaded.model.config().rounds))?;
     }
     Ok(())
 }
@@ -148,6 +177,15 @@ fn task(args: &Args, loaded: &Loaded, global: &Global) -> Result<Task, CommandEr
     refuse_data(&[kind], data)?;
     refuse_kind(args, loaded, kind)?;
     Ok(task)
+}
+
+/// Which part of a text is scored: what was held out in training, or a whole other text.
+fn scored_part(task: &Task) -> Option<&'static str> {
+    match task {
+        Task::Text(text) if text.dataset.train_tokens().is_empty() => Some("whole"),
+        Task::Text(_) => Some("held_out"),
+        Task::Recall(_) | Task::Formal(_) => None,
+    }
 }
 
 /// Refuses a task of another kind than the one the model was trained on: its token ids mean something else.

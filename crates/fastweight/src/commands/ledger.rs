@@ -111,6 +111,7 @@ struct Layer {
 #[derive(Debug, Serialize)]
 struct Entry {
     model: String,
+    params: usize,
     tokens: usize,
     sessions: u32,
     bytes_per_element: u64,
@@ -210,6 +211,7 @@ fn entry(
     });
     Entry {
         model: name.to_owned(),
+        params: config.parameter_count(),
         tokens,
         sessions: args.sessions,
         bytes_per_element: args.bytes_per_element,
@@ -297,8 +299,9 @@ fn table(config: &ModelConfig, entries: &[Entry]) -> String {
     let LayerContext { width, heads, head_dim, value_dim, layers, .. } = config.context(0);
     let experts = first.lookup_experts.as_ref().map(lookup_experts).unwrap_or_default();
     format!(
-        "{}: {}, width {width}, {}, keys {head_dim} and values {value_dim} wide, {} a number\n{table}\n{experts}",
+        "{}: {} parameters, {}, width {width}, {}, keys {head_dim} and values {value_dim} wide, {} a number\n{table}\n{experts}",
         first.model,
+        grouped(first.params as u128),
         count(layers, "layer"),
         count(heads, "head"),
         count(first.bytes_per_element, "byte"),

@@ -37,7 +37,7 @@ pub struct Args {
     /// Text to train on, a UTF-8 file or a folder of them, in place of the recipe's
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// Run folder, created when missing [default: runs/NAME of the recipe]
+    /// Run folder, created when missing [default: runs/NAME of the recipe, with -TASK if --task is given]
     #[arg(long, value_name = "RUN")]
     out: Option<PathBuf>,
     /// Remove the run's checkpoints and start over
@@ -70,6 +70,12 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
         let name = recipe.task.name();
         progress.say(&format!(
             "the recipe has several tasks; the first, {name}, is trained, --task chooses another"
+        ));
+    }
+    if let Some((seed, others)) = recipe.train.seeds.split_first().filter(|(_, others)| !others.is_empty()) {
+        progress.say(&format!(
+            "the recipe has {} seeds; the first, {seed}, is taken, --seed chooses another",
+            others.len() + 1
         ));
     }
     let mut written = Ok(());

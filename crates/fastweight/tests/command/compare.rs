@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use crate::recipes;
 use crate::support::{Folder, Running, lines, run};
 
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 11] = [
+    "state_grows",
     "model",
     "task",
     "seed",
@@ -15,6 +16,7 @@ const KEYS: [&str; 9] = [
     "train_tokens_per_s",
     "decode_tokens_per_s",
     "seconds",
+    "learning_rate",
 ];
 
 /// Model and seed of each line.
@@ -40,7 +42,8 @@ fn json_has_one_complete_line_for_each_model_and_seed() {
         let keys: BTreeSet<&str> = row.as_object().expect("an object").keys().map(String::as_str).collect();
         assert_eq!(keys, BTreeSet::from(KEYS));
         assert!(row["score"].as_f64().is_some_and(|score| (0.0..=1.0).contains(&score)), "{row}");
-        for figure in &KEYS[4..] {
+        assert_eq!(row["state_grows"], row["model"] == "attention", "{row}");
+        for figure in &KEYS[5..] {
             assert!(row[figure].as_f64().is_some_and(|figure| figure > 0.0), "{figure} of {row}");
         }
     }
@@ -119,4 +122,52 @@ fn a_last_line_that_was_cut_short_is_trained_again() {
     folder.write("out/results.jsonl", &whole[..whole.len() - 20]);
     assert_eq!(trainings(&run(&args).ok().json()), expected());
     assert_eq!(lines(&folder.path("out/results.jsonl")).len(), 4);
+}
+
+#[test]
+fn a_model_that_diverges_does_not_keep_the_others_from_their_results() {
+    let folder = Folder::new();
+    let text =
+        recipes::recall(6).replace("name = \"attention\"", "name = \"attention\"\nlearning_rate = 1e30");
+    let recipe = folder.write("tiny.toml", text);
+    let args = ["compare", &recipe, "--out", &folder.arg("out")];
+    let words =
+        ["2 of 4 trainings diverged", "attention with seed 1", "attention with seed 2", "learning rate"];
+    let ran = run(&args).failed(1, &words);
+    let rows: Vec<&str> = ran.stdout.lines().filter(|line| line.contains("attention ")).collect();
+    assert!(rows[0].contains("diverged"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("delta "), "{}", ran.stdout);
+    assert!(std::fs::read_to_string(folder.path("out/report.html")).unwrap().contains("diverged"));
+    let ran = run(&[&args[..], &["--json"]].concat()).failed(1, &words);
+    assert_eq!(trainings(&ran.json()), expected()[2..]);
+    let all = folder.write("all.toml", recipes::recall(6).replace("3e-3", "1e30"));
+    let ran = run(&["compare", &all, "--out", &folder.arg("all")]).failed(1, &["4 of 4 trainings diverged"]);
+    assert_eq!(ran.stdout.matches("diverged").count(), 2, "{}", ran.stdout);
+}
+
+#[test]
+fn a_folder_of_another_kind_is_refused_and_other_results_are_named() {
+    let folder = Folder::new();
+    let recipe = folder.write("tiny.toml", recipes::recall(4));
+    let [trained, compared] = ["trained", "compared"].map(|name| folder.arg(name));
+    run(&["train", &recipe, "--out", &trained]).ok();
+    run(&["compare", &recipe, "--out", &compared]).ok();
+    run(&["compare", &recipe, "--out", &trained])
+        .refused(2, &["holds a training run", "choose another folder"]);
+    run(&["train", &recipe, "--out", &compared, "--fresh"]).refused(2, &["results of a comparison"]);
+    let longer = folder.write("longer.toml", recipes::recall(5));
+    let ran = run(&["compare", &longer, "--out", &compared]).ok();
+    assert!(ran.stderr.contains("4 earlier results in the folder are of other models"), "{}", ran.stderr);
+    let ran = run(&["compare", &longer, "--out", &compared, "--fresh"]).ok();
+    assert!(!ran.stderr.contains("earlier"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_quick_run_that_changes_nothing_is_refused() {
+    let folder = Folder::new();
+    let text = recipes::recall(6);
+    let recipe = folder.write("plain.toml", &text[..text.find("[compare.quick]").unwrap()]);
+    run(&["compare", &recipe, "--out", &folder.arg("out"), "--quick"])
+        .refused(2, &["[compare.quick]", "--quick"]);
+    assert!(!folder.path("out").exists());
 }

@@ -59,8 +59,14 @@ impl Ran {
     /// on standard error that has every word of `words`.
     #[track_caller]
     pub fn refused(self, code: i32, words: &[&str]) -> Self {
-        assert_eq!(self.code, Some(code), "{self:#?}");
         assert_eq!(self.stdout, "", "{self:#?}");
+        self.failed(code, words)
+    }
+
+    /// As [`Ran::refused`], with results on standard output.
+    #[track_caller]
+    pub fn failed(self, code: i32, words: &[&str]) -> Self {
+        assert_eq!(self.code, Some(code), "{self:#?}");
         for word in words {
             assert!(self.stderr.contains(word), "no {word:?} in {self:#?}");
         }

@@ -25,7 +25,7 @@ fn a_comparison_of_two_tasks_has_one_table_and_lines_that_name_the_task() {
     assert!(rows[0].get("bins").is_none());
     let bins = rows[2]["bins"].as_array().expect("bins");
     assert_eq!((&bins[0]["longest"], &bins[1]["longest"]), (&8.into(), &16.into()));
-    assert_eq!(bins[1]["strings"], rows[2]["score"]);
+    assert_eq!(bins[1]["strings_right"], rows[2]["score"]);
     assert_eq!((&bins[0]["tested"], &bins[1]["tested"]), (&2000.into(), &2000.into()));
     assert!(ran.stderr.contains("attention on parity, seed 1"), "{}", ran.stderr);
 

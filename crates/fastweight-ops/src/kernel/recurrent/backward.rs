@@ -66,7 +66,7 @@ pub struct Gradients {
     pub momentum_state: Vec<f32>,
 }
 
-/// Where the gradients go; all but `v` and the states once for every split of the value columns.
+/// Where the gradients go; all but `v`, the states and gates by column once for every split of the value columns.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Targets {
     pub q: SharedOut,
@@ -90,15 +90,17 @@ pub fn backward<R: Rule>(inputs: &Inputs<'_>, saved: Saved<'_>, grads: OutputGra
     inputs.check::<R>();
     let plan = Plan::new(inputs.dims, InstructionSet::active());
     check_saved::<R>(inputs, &plan, saved, grads);
+    // Splits of the value columns share every gate but those by column.
+    let gate_splits = if R::COLUMN_GATES { 1 } else { plan.splits };
     let lens = [
         plan.splits * inputs.q.len(),
         plan.splits * inputs.read.len(),
         plan.splits * inputs.write.len(),
         plan.splits * inputs.value_key.len(),
         inputs.v.len(),
-        plan.splits * inputs.decay.len(),
-        plan.splits * inputs.rate.len(),
-        plan.splits * inputs.momentum.len(),
+        gate_splits * inputs.decay.len(),
+        gate_splits * inputs.rate.len(),
+        gate_splits * inputs.momentum.len(),
         plan.splits * inputs.momentum_rate.len(),
         inputs.state.len(),
         inputs.momentum_state.len(),
@@ -122,8 +124,10 @@ pub fn backward<R: Rule>(inputs: &Inputs<'_>, saved: Saved<'_>, grads: OutputGra
             // SAFETY: the tasks cover every token, head, column and split, and write all of their part.
             unsafe { vector.written(lens.next().unwrap_or(0)) }
         });
-    let parts = [q, read, write, value_key, decay, rate, momentum, momentum_rate];
-    let [q, read, write, value_key, decay, rate, momentum, momentum_rate] = parts.map(|x| plan.reduce(x));
+    let parts = [q, read, write, value_key, momentum_rate];
+    let [q, read, write, value_key, momentum_rate] = parts.map(|x| plan.reduce(x));
+    let gates = [decay, rate, momentum];
+    let [decay, rate, momentum] = gates.map(|x| if R::COLUMN_GATES { x } else { plan.reduce(x) });
     Gradients { q, read, write, value_key, v, decay, rate, momentum, momentum_rate, state, momentum_state }
 }
 
@@ -194,8 +198,9 @@ pub(super) struct Workspace {
     pub d_read: Matrix,
     pub d_write: Matrix,
     pub d_value_key: Matrix,
+    /// Of gates by column those of each column, summed over keys.
     pub d_decay: Matrix,
-    /// Gradients of the momentum factors and rates, lane by lane.
+    /// Gradients of the momentum factors and rates, lane by lane; of factors by column as above.
     pub d_momentum: Matrix,
     pub d_momentum_rate: Matrix,
     /// Token by value column.
@@ -214,10 +219,11 @@ pub(super) struct Workspace {
     /// States of [`BLOCK`] columns before the stretch and after each of its tokens.
     pub states: Matrix,
     pub momenta: Matrix,
-    /// Gradients of `u` and then of `v` of [`BLOCK`] columns, lane by lane, and their sums.
+    /// Gradients of `u` and then of `v` of [`BLOCK`] columns, lane by lane, and their sums; then of decays and momentum
+    /// factors by column.
     pub partial: Matrix,
     pub sums: *mut f32,
-    /// What the token at hand brings for each column of the block, four lines.
+    /// What the token at hand brings for each column of the block, six lines.
     pub scalars: *mut f32,
     columns: usize,
     /// Key by value column, on the way in and out.
@@ -229,22 +235,29 @@ impl Workspace {
         let states = if R::MOMENTUM { 2 } else { 1 };
         let history = states * (STRETCH + 1) * BLOCK * key;
         let starts = states * (CHUNK / STRETCH + 1) * key * columns;
-        let gradients = 7 * CHUNK * key + 6 * CHUNK * columns + (2 * BLOCK + 6) * LINE;
-        Staged::size(key) + gradients + history + starts + key * columns + 23 * (LINE + SPREAD)
+        let gates = if R::COLUMN_GATES { columns } else { key };
+        let gradients = (5 * key + 2 * gates + 6 * columns) * CHUNK + (Self::partials::<R>() + 8) * LINE;
+        Staged::size::<R>(key, columns) + gradients + history + starts + key * columns + 23 * (LINE + SPREAD)
+    }
+
+    /// Rows of lanes that a block gathers.
+    pub const fn partials<R: Rule>() -> usize {
+        if R::COLUMN_GATES { 4 * BLOCK } else { 2 * BLOCK }
     }
 
     fn carve<R: Rule>(carver: &mut Carver, key: usize, columns: usize) -> Self {
         let columns = columns.next_multiple_of(16);
         let only = |rows: usize| if R::MOMENTUM { rows } else { 0 };
+        let gates = if R::COLUMN_GATES { columns } else { key };
         Self {
-            staged: Staged::carve(carver, key),
+            staged: Staged::carve::<R>(carver, key, columns),
             d_q: carver.spread(CHUNK, key),
             d_read: carver.spread(CHUNK, key),
             d_write: carver.spread(CHUNK, key),
             d_value_key: carver.spread(CHUNK, key),
-            d_decay: carver.spread(CHUNK, key),
-            d_momentum: carver.spread(only(CHUNK), key),
-            d_momentum_rate: carver.spread(only(CHUNK), key),
+            d_decay: carver.spread(CHUNK, gates),
+            d_momentum: carver.spread(only(CHUNK), gates),
+            d_momentum_rate: carver.spread(if R::SCALES_MOMENTUM { CHUNK } else { 0 }, key),
             d_o: carver.spread(CHUNK, columns),
             v: carver.spread(CHUNK, columns),
             rows: carver.spread(CHUNK, columns),
@@ -257,9 +270,9 @@ impl Workspace {
             starts_p: carver.spread(only(CHUNK / STRETCH * columns), key),
             states: carver.spread((STRETCH + 1) * BLOCK, key),
             momenta: carver.spread(only((STRETCH + 1) * BLOCK), key),
-            partial: carver.spread(2 * BLOCK, LINE),
+            partial: carver.spread(Self::partials::<R>(), LINE),
             sums: carver.spread(2, LINE).start,
-            scalars: carver.spread(4, LINE).start,
+            scalars: carver.spread(6, LINE).start,
             columns,
             flat: carver.spread(key, columns),
         }

@@ -29,7 +29,7 @@ pub(super) unsafe fn run_chunk<L: Lanes, const WIDE: usize, R: Rule>(
     let start = (x.task.first_chunk + index) * key * value + x.task.columns.start;
     // SAFETY: the chunk is inside the checked arrays, the matrices have CHUNK rows.
     unsafe {
-        w.staged.load::<L, R>(x.inputs, place);
+        w.staged.load::<L, R>(x.inputs, place, &x.task.columns);
         let token_rows = |to: Matrix, from: &[f32]| {
             copy_in::<L>(to, place.tokens, from.as_ptr().add(first), stride, place.tokens, columns);
         };
@@ -51,9 +51,10 @@ pub(super) unsafe fn run_chunk<L: Lanes, const WIDE: usize, R: Rule>(
         }
         fill::<L>(w.d_u, 0..place.tokens, 0.0);
         if R::MOMENTUM {
-            for d in [w.d_momentum, w.d_momentum_rate] {
-                fill::<L>(d, 0..place.tokens, 0.0);
-            }
+            fill::<L>(w.d_momentum, 0..place.tokens, 0.0);
+        }
+        if R::SCALES_MOMENTUM {
+            fill::<L>(w.d_momentum_rate, 0..place.tokens, 0.0);
         }
         stretch_starts::<L, WIDE, R>(w, columns, place.tokens);
         for from in (0..place.tokens).step_by(STRETCH).rev() {
@@ -63,7 +64,7 @@ pub(super) unsafe fn run_chunk<L: Lanes, const WIDE: usize, R: Rule>(
                 let rows = BLOCK.min(columns - column);
                 states_again::<L, WIDE, R>(w, column, rows, [from, to]);
                 if rows < BLOCK {
-                    fill::<L>(w.partial, 0..2 * BLOCK, 0.0);
+                    fill::<L>(w.partial, 0..Workspace::partials::<R>(), 0.0);
                 }
                 if to == place.tokens {
                     last_token::<L, R>(w, column, rows, to - 1);
@@ -86,7 +87,11 @@ pub(super) unsafe fn run_chunk<L: Lanes, const WIDE: usize, R: Rule>(
         }
         copy_out::<L>(w.d_v, x.targets.v.at(first), stride, place.tokens, columns);
         key_gradients::<L, R>(x, w, place);
-        scalar_gradients::<L, R>(x, w, place);
+        if R::COLUMN_GATES {
+            column_gradients::<L, R>(x, w, place);
+        } else {
+            scalar_gradients::<L, R>(x, w, place);
+        }
     }
 }
 
@@ -95,7 +100,7 @@ pub(super) unsafe fn run_chunk<L: Lanes, const WIDE: usize, R: Rule>(
 fn prefetch_past<R: Rule>(x: &BackwardTask<'_, R>, place: Place, first: usize, t: usize) {
     let dims = x.inputs.dims;
     let past = CHUNK * dims.heads;
-    prefetch_token(x.inputs, place.position.wrapping_sub(past), t, &x.task.columns);
+    prefetch_token::<R>(x.inputs, place.position.wrapping_sub(past), t, &x.task.columns);
     let at = first.wrapping_add(t * dims.heads * dims.value).wrapping_sub(past * dims.value);
     for from in [x.saved.rows, x.grads.o.unwrap_or(&[])] {
         if !from.is_empty() {
@@ -115,13 +120,19 @@ fn prefetch_targets<R: Rule>(x: &BackwardTask<'_, R>, place: Place, first: usize
         (to.write, inputs.write.len()),
         (to.read, inputs.read.len()),
         (to.value_key, inputs.value_key.len()),
-        (to.decay, inputs.decay.len()),
+        (to.decay, if R::MOMENTUM { 0 } else { inputs.decay.len() }),
     ] {
         if len == inputs.q.len() {
             prefetch_for_writing(to.at(split * len + at), key);
         }
     }
-    prefetch_for_writing(to.v.at(first + t * heads * value), x.task.columns.len());
+    let first = first + t * heads * value;
+    prefetch_for_writing(to.v.at(first), x.task.columns.len());
+    if R::COLUMN_GATES {
+        for to in [to.rate, to.decay, to.momentum] {
+            prefetch_for_writing(to.at(first), x.task.columns.len());
+        }
+    }
 }
 
 /// What each token wrote.
@@ -130,10 +141,10 @@ unsafe fn writes<L: Lanes, R: Rule>(w: &Workspace, tokens: usize) {
     // SAFETY: rows of the chunk.
     unsafe {
         for t in 0..tokens {
-            let rate = L::splat(if R::CORRECTS { w.staged.rate(t) } else { 1.0 });
             let from = if R::READS { w.rows } else { w.v };
             let mut j = 0;
             while j < from.stride {
+                let rate = if R::CORRECTS { w.staged.rate::<L, R>(t, j) } else { L::splat(1.0) };
                 L::load(from.at(t, j)).mul(rate).store(w.u.at(t, j));
                 j += L::COUNT;
             }
@@ -221,6 +232,30 @@ unsafe fn scalar_gradients<L: Lanes, R: Rule>(x: &BackwardTask<'_, R>, w: &Works
                 *x.targets.momentum_rate.at(at) = row_sum::<L>(w.d_momentum_rate, t);
             }
         }
+    }
+}
+
+/// Writes the gradients of gates that each value column has its own of.
+#[inline(always)]
+unsafe fn column_gradients<L: Lanes, R: Rule>(x: &BackwardTask<'_, R>, w: &Workspace, place: Place) {
+    let Dims { heads, value, .. } = *x.inputs.dims;
+    let columns = &x.task.columns;
+    let first = place.position * value + columns.start;
+    // SAFETY: the task's columns of the chunk, in arrays of the checked lengths.
+    unsafe {
+        for t in 0..place.tokens {
+            let mut j = 0;
+            while j < w.rows.stride {
+                L::load(w.rows.at(t, j)).mul(L::load(w.d_u.at(t, j))).store(w.rows.at(t, j));
+                j += L::COUNT;
+            }
+        }
+        let out = |from: Matrix, to: *mut f32| {
+            copy_out::<L>(from, to, heads * value, place.tokens, columns.len());
+        };
+        out(w.rows, x.targets.rate.at(first));
+        out(w.d_decay, x.targets.decay.at(first));
+        out(w.d_momentum, x.targets.momentum.at(first));
     }
 }
 

@@ -18,6 +18,13 @@ const V: usize = LINE;
 const D_READING: usize = 2 * LINE;
 /// Gradient of the output of the token before.
 const D_O: usize = 3 * LINE;
+/// Decay and momentum factor, of columns with their own.
+const DECAY: usize = 4 * LINE;
+const MOMENTUM: usize = 5 * LINE;
+
+/// Rows of [`Workspace::partial`] that gather, lane by lane, the gradients of those.
+const D_DECAY: usize = 2 * BLOCK;
+const D_MOMENTUM: usize = 3 * BLOCK;
 
 /// Adds the output's share of a chunk's last token, which no walk came before.
 ///
@@ -68,6 +75,9 @@ pub(super) unsafe fn token<L: Lanes, const WIDE: usize, R: Rule, const SWEEP: bo
         } else {
             walk::<L, WIDE, R, SWEEP, false>(w, column, rows, t, from);
         }
+        if R::COLUMN_GATES {
+            column_gate_gradients::<L>(w, column, t);
+        }
     }
 }
 
@@ -82,7 +92,6 @@ unsafe fn walk<L: Lanes, const WIDE: usize, R: Rule, const SWEEP: bool, const OP
     let width = w.ds.stride;
     // SAFETY: rows and registers inside the matrices; a row of scalars has room for a register.
     unsafe {
-        let through = if R::CORRECTS { -w.staged.rate(t) } else { 1.0 };
         let mut row = 0;
         while row < BLOCK {
             let to = w.scalars.wrapping_add(row);
@@ -92,7 +101,16 @@ unsafe fn walk<L: Lanes, const WIDE: usize, R: Rule, const SWEEP: bool, const OP
             }
             if R::READS {
                 let d_u = L::load(w.d_u.at(t, column + row));
-                L::splat(through).mul(d_u).store(to.add(D_READING));
+                let through = if R::CORRECTS {
+                    L::splat(0.0).sub(w.staged.rate::<L, R>(t, column + row))
+                } else {
+                    L::splat(1.0)
+                };
+                through.mul(d_u).store(to.add(D_READING));
+            }
+            if R::COLUMN_GATES {
+                L::load(w.staged.decays(t, column + row)).store(to.add(DECAY));
+                L::load(w.staged.momenta::<R>(t, column + row)).store(to.add(MOMENTUM));
             }
             if OPEN {
                 L::load(w.d_o.at(t - 1, column + row)).store(to.add(D_O));
@@ -131,7 +149,7 @@ impl Earlier {
                 q: w.staged.q.at(t, first),
                 write: w.staged.write.at(t, first),
                 value_key: w.staged.value_key.at(t, first),
-                momentum_rate: if R::MOMENTUM { w.staged.momentum_rate(t) } else { 0.0 },
+                momentum_rate: if R::SCALES_MOMENTUM { w.staged.momentum_rate(t) } else { 1.0 },
             }
         }
     }
@@ -153,7 +171,11 @@ impl Earlier {
             grad.store(ds.add(j));
             let mut written = grad;
             if R::MOMENTUM {
-                written = L::splat(self.momentum_rate).mul_add(grad, past_p);
+                written = if R::SCALES_MOMENTUM {
+                    L::splat(self.momentum_rate).mul_add(grad, past_p)
+                } else {
+                    past_p.add(grad)
+                };
                 written.store(dp.add(j));
             }
             *d_u = written.mul_add(L::load(self.write.add(j)), *d_u);
@@ -178,7 +200,8 @@ unsafe fn keys<L: Lanes, const N: usize, R: Rule, const SWEEP: bool, const OPEN:
         let zero = [L::splat(0.0); N];
         let (mut d_read, mut d_write, mut d_value_key) = (zero, zero, zero);
         let (mut d_decay, mut d_momentum, mut d_momentum_rate) = (zero, zero, zero);
-        let mu = L::splat(if R::MOMENTUM { w.staged.momentum(t) } else { 0.0 });
+        let mu_of_all =
+            L::splat(if R::MOMENTUM && !R::COLUMN_GATES { *w.staged.momenta::<R>(t, 0) } else { 0.0 });
         let (decay, read) = (w.staged.decay.at(t, first), w.staged.read.at(t, first));
         let earlier = Earlier::new::<R>(w, if OPEN { t - 1 } else { t }, first);
         let stride = w.ds.stride;
@@ -193,7 +216,14 @@ unsafe fn keys<L: Lanes, const N: usize, R: Rule, const SWEEP: bool, const OPEN:
             let v = if R::ADDS_VALUE { L::splat(*scalars.add(V)) } else { u };
             let d_reading = if R::READS { L::splat(*scalars.add(D_READING)) } else { u };
             let d_o = if OPEN { L::splat(*scalars.add(D_O)) } else { u };
+            let w_of_column = if R::COLUMN_GATES { L::splat(*scalars.add(DECAY)) } else { u };
+            let mu = if R::COLUMN_GATES { L::splat(*scalars.add(MOMENTUM)) } else { mu_of_all };
             let (mut d_u, mut d_v) = (zero[0], zero[0]);
+            let (mut d_w, mut d_mu) = (zero[0], zero[0]);
+            if R::COLUMN_GATES && first > 0 {
+                d_w = L::load(partial.add(D_DECAY * LINE));
+                d_mu = L::load(partial.add(D_MOMENTUM * LINE));
+            }
             if OPEN && first > 0 {
                 d_u = L::load(partial);
                 d_v = L::load(partial.add(BLOCK * LINE));
@@ -202,17 +232,28 @@ unsafe fn keys<L: Lanes, const N: usize, R: Rule, const SWEEP: bool, const OPEN:
                 let j = n * L::COUNT;
                 let ds = L::load(ds_row.add(j));
                 let s = L::load(s_row.add(j));
-                d_decay[n] = ds.mul_add(s, d_decay[n]);
+                if R::COLUMN_GATES {
+                    d_w = ds.mul_add(s, d_w);
+                } else {
+                    d_decay[n] = ds.mul_add(s, d_decay[n]);
+                }
                 let (mut written, mut past_p) = (ds, ds);
                 if R::MOMENTUM {
                     written = L::load(dp_row.add(j));
-                    let after = L::load(p_row.add(BLOCK * stride + j));
-                    d_momentum_rate[n] = ds.mul_add(after, d_momentum_rate[n]);
-                    d_momentum[n] = written.mul_add(L::load(p_row.add(j)), d_momentum[n]);
+                    if R::SCALES_MOMENTUM {
+                        let after = L::load(p_row.add(BLOCK * stride + j));
+                        d_momentum_rate[n] = ds.mul_add(after, d_momentum_rate[n]);
+                    }
+                    let before = L::load(p_row.add(j));
+                    if R::COLUMN_GATES {
+                        d_mu = written.mul_add(before, d_mu);
+                    } else {
+                        d_momentum[n] = written.mul_add(before, d_momentum[n]);
+                    }
                     past_p = swept::<L, SWEEP>(written.mul(mu));
                 }
                 d_write[n] = u.mul_add(written, d_write[n]);
-                let mut past = ds.mul(L::load(decay.add(j)));
+                let mut past = ds.mul(if R::COLUMN_GATES { w_of_column } else { L::load(decay.add(j)) });
                 if R::READS {
                     d_read[n] = d_reading.mul_add(s, d_read[n]);
                     past = d_reading.mul_add(L::load(read.add(j)), past);
@@ -234,6 +275,10 @@ unsafe fn keys<L: Lanes, const N: usize, R: Rule, const SWEEP: bool, const OPEN:
                 d_u.store(partial);
                 d_v.store(partial.add(BLOCK * LINE));
             }
+            if R::COLUMN_GATES {
+                d_w.store(partial.add(D_DECAY * LINE));
+                d_mu.store(partial.add(D_MOMENTUM * LINE));
+            }
             scalars = scalars.add(1);
             partial = partial.wrapping_add(LINE);
             ds_row = ds_row.wrapping_add(stride);
@@ -246,15 +291,19 @@ unsafe fn keys<L: Lanes, const N: usize, R: Rule, const SWEEP: bool, const OPEN:
         for n in 0..N {
             let j = first + n * L::COUNT;
             add_to(w.d_write.at(t, j), d_write[n]);
-            add_to(w.d_decay.at(t, j), d_decay[n]);
+            if !R::COLUMN_GATES {
+                add_to(w.d_decay.at(t, j), d_decay[n]);
+            }
             if R::READS {
                 add_to(w.d_read.at(t, j), d_read[n]);
             }
             if R::ADDS_VALUE {
                 add_to(w.d_value_key.at(t, j), d_value_key[n]);
             }
-            if R::MOMENTUM {
+            if R::MOMENTUM && !R::COLUMN_GATES {
                 add_to(w.d_momentum.at(t, j), d_momentum[n]);
+            }
+            if R::SCALES_MOMENTUM {
                 add_to(w.d_momentum_rate.at(t, j), d_momentum_rate[n]);
             }
         }
@@ -267,12 +316,12 @@ unsafe fn value_gradients<L: Lanes, R: Rule>(w: &Workspace, column: usize, t: us
     // SAFETY: a row of tokens has room for a whole block, and a register of sums before the next row is written.
     unsafe {
         L::sum_rows(w.partial.start, LINE, w.sums);
-        let rate = if R::CORRECTS { w.staged.rate(t) } else { 1.0 };
         let from = if R::ADDS_VALUE { w.sums.add(BLOCK) } else { w.sums };
         let mut row = 0;
         while row < BLOCK {
             let (d_u, d_v) = (w.d_u.at(t, column + row), w.d_v.at(t, column + row));
-            let of_v = L::splat(rate).mul(L::load(from.add(row)));
+            let rate = if R::CORRECTS { w.staged.rate::<L, R>(t, column + row) } else { L::splat(1.0) };
+            let of_v = rate.mul(L::load(from.add(row)));
             if L::COUNT > BLOCK {
                 L::load(w.sums).store_partial(d_u, BLOCK);
                 of_v.store_partial(d_v, BLOCK);
@@ -282,6 +331,17 @@ unsafe fn value_gradients<L: Lanes, R: Rule>(w: &Workspace, column: usize, t: us
             }
             row += L::COUNT;
         }
+    }
+}
+
+/// The gradients of a token's decays and momentum factors by column, from their lanes; as [`value_gradients`].
+#[inline(always)]
+unsafe fn column_gate_gradients<L: Lanes>(w: &Workspace, column: usize, t: usize) {
+    // SAFETY: as there; the sums are apart from the gradients.
+    unsafe {
+        L::sum_rows(w.partial.at(D_DECAY, 0), LINE, w.sums);
+        std::ptr::copy_nonoverlapping(w.sums, w.d_decay.at(t, column), BLOCK);
+        std::ptr::copy_nonoverlapping(w.sums.add(BLOCK), w.d_momentum.at(t, column), BLOCK);
     }
 }
 

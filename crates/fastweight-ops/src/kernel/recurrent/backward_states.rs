@@ -148,7 +148,9 @@ unsafe fn history<L: Lanes, const M: usize, const N: usize, R: Rule, W: Walk>(
             let (mut decay, mut write, mut value_key, mut d_q) = (zero, zero, zero, zero);
             for n in 0..N {
                 let j = first + n * L::COUNT;
-                decay[n] = L::load(w.staged.decay.at(t, j));
+                if !R::COLUMN_GATES {
+                    decay[n] = L::load(w.staged.decay.at(t, j));
+                }
                 write[n] = L::load(w.staged.write.at(t, j));
                 if R::ADDS_VALUE {
                     value_key[n] = L::load(w.staged.value_key.at(t, j));
@@ -161,17 +163,25 @@ unsafe fn history<L: Lanes, const M: usize, const N: usize, R: Rule, W: Walk>(
                 let u = L::splat(*w.u.at(t, column + m));
                 let v = if R::ADDS_VALUE { L::splat(*w.v.at(t, column + m)) } else { u };
                 let d_o = if W::EVERY_TOKEN { L::splat(*w.d_o.at(t, column + m)) } else { u };
+                let mu = L::splat(if R::MOMENTUM { *w.staged.momenta::<R>(t, column + m) } else { 0.0 });
+                if R::COLUMN_GATES {
+                    decay = [L::splat(*w.staged.decays(t, column + m)); N];
+                }
                 let after = (t + 1 - from) * BLOCK + row + m;
                 for n in 0..N {
                     let j = first + n * L::COUNT;
                     let mut state = s[m][n].mul(decay[n]);
                     if R::MOMENTUM {
-                        let mut momentum = write[n].mul_add(u, p[m][n].mul(L::splat(w.staged.momentum(t))));
+                        let mut momentum = write[n].mul_add(u, p[m][n].mul(mu));
                         if sweeps {
                             momentum = momentum.flush_tiny();
                         }
                         p[m][n] = momentum;
-                        state = L::splat(w.staged.momentum_rate(t)).mul_add(momentum, state);
+                        state = if R::SCALES_MOMENTUM {
+                            L::splat(w.staged.momentum_rate(t)).mul_add(momentum, state)
+                        } else {
+                            state.add(momentum)
+                        };
                     } else {
                         state = write[n].mul_add(u, state);
                     }

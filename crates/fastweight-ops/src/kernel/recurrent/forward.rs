@@ -70,7 +70,7 @@ pub fn forward<R: Rule>(inputs: &Inputs<'_>, save: bool) -> Outputs {
     plan.run(|task| {
         let key = inputs.dims.key.next_multiple_of(16);
         let columns = task.columns.len().next_multiple_of(16);
-        let size = Staged::size(key) + (CHUNK + 1 + 2 * key) * columns + 4 * 16;
+        let size = Staged::size::<R>(key, columns) + (CHUNK + 1 + 2 * key) * columns + 4 * 16;
         with_workspace(size, |carver| {
             dispatch(plan.set, ForwardTask { inputs, task, targets, carver, rule: PhantomData::<R> });
         });
@@ -123,7 +123,7 @@ impl<R: Rule> Kernel for ForwardTask<'_, R> {
         let (key, value, heads) = (dims.key, dims.value, dims.heads);
         let columns = task.columns.len();
         let width = columns.next_multiple_of(L::COUNT);
-        let staged = Staged::carve(&mut self.carver, key.next_multiple_of(L::COUNT));
+        let staged = Staged::carve::<R>(&mut self.carver, key.next_multiple_of(L::COUNT), width);
         let v = self.carver.matrix(CHUNK, width);
         let reading = self.carver.matrix(1, width);
         let s = self.carver.matrix(key, width);
@@ -147,7 +147,7 @@ impl<R: Rule> Kernel for ForwardTask<'_, R> {
                 if R::MOMENTUM && !targets.saved_momenta.is_null() {
                     copy_out::<L>(p, targets.saved_momenta.at(start), value, key, columns);
                 }
-                staged.load::<L, R>(inputs, place);
+                staged.load::<L, R>(inputs, place, &task.columns);
                 copy_in::<L>(v, CHUNK, inputs.v.as_ptr().add(first), stride, place.tokens, columns);
                 let left = task.tokens.saturating_sub((index + 1) * CHUNK).min(CHUNK);
                 let c = Chunk {
@@ -187,7 +187,7 @@ unsafe fn tile<L: Lanes, const N: usize, R: Rule>(column: usize, c: &Chunk<'_, R
         }
         for t in 0..c.tokens {
             if column == 0 && t < c.next.1 {
-                prefetch_token(c.inputs, c.next.0, t, c.value_columns);
+                prefetch_token::<R>(c.inputs, c.next.0, t, c.value_columns);
             }
             if sweeps(t) {
                 token::<L, N, R, true>(column, t, c);
@@ -235,28 +235,37 @@ unsafe fn token<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(
             if R::READS {
                 let reading = L::load(c.reading.at(0, at));
                 let saved = if R::CORRECTS { v[n].sub(reading) } else { reading };
-                u[n] = if R::CORRECTS { saved.mul(L::splat(staged.rate(t))) } else { saved };
+                u[n] = if R::CORRECTS { saved.mul(staged.rate::<L, R>(t, at)) } else { saved };
                 if let Some(to) = c.saved_row {
                     store_some(saved, to.add(t * c.stride + at), c.columns.saturating_sub(at));
                 }
             }
         }
         let (mut output, mut next) = (zero, zero);
-        let (mu, beta) = if R::MOMENTUM { (staged.momentum(t), staged.momentum_rate(t)) } else { (0.0, 0.0) };
-        let (mu, beta) = (L::splat(mu), L::splat(beta));
+        let (mut mu, mut decay) = (zero, zero);
+        for n in 0..N {
+            if R::COLUMN_GATES {
+                mu[n] = L::load(staged.momenta::<R>(t, column + n * L::COUNT));
+                decay[n] = L::load(staged.decays(t, column + n * L::COUNT));
+            } else if R::MOMENTUM {
+                mu[n] = L::splat(*staged.momenta::<R>(t, 0));
+            }
+        }
+        let beta = L::splat(if R::SCALES_MOMENTUM { staged.momentum_rate(t) } else { 1.0 });
         for i in 0..c.key {
-            let (w, x) = (L::splat(*staged.decay.at(t, i)), L::splat(*staged.write.at(t, i)));
+            let x = L::splat(*staged.write.at(t, i));
+            let w = if R::COLUMN_GATES { x } else { L::splat(*staged.decay.at(t, i)) };
             let q = L::splat(*staged.q.at(t, i));
             let y = if R::ADDS_VALUE { L::splat(*staged.value_key.at(t, i)) } else { x };
             let a = if R::READS { L::splat(*staged.read.at(t + 1, i)) } else { x };
             for n in 0..N {
                 let at = c.s.at(i, column + n * L::COUNT);
-                let mut s = L::load(at).mul(w);
+                let mut s = L::load(at).mul(if R::COLUMN_GATES { decay[n] } else { w });
                 if R::MOMENTUM {
                     let momentum = c.p.at(i, column + n * L::COUNT);
-                    let p = swept::<L, SWEEP>(x.mul_add(u[n], L::load(momentum).mul(mu)));
+                    let p = swept::<L, SWEEP>(x.mul_add(u[n], L::load(momentum).mul(mu[n])));
                     p.store(momentum);
-                    s = beta.mul_add(p, s);
+                    s = if R::SCALES_MOMENTUM { beta.mul_add(p, s) } else { s.add(p) };
                 } else {
                     s = x.mul_add(u[n], s);
                 }

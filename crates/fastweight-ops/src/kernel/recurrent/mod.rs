@@ -37,6 +37,10 @@ pub trait Rule: Copy + Send + Sync + 'static {
     const ADDS_VALUE: bool;
     /// Writes to a momentum `P` first. The decays are then one plain number for each token and head.
     const MOMENTUM: bool;
+    /// What the momentum adds to the state has a factor, one for each token and head.
+    const SCALES_MOMENTUM: bool;
+    /// With momentum: decays, momentum factors and rates are numbers for each value column.
+    const COLUMN_GATES: bool;
 }
 
 /// `S <- diag(exp g) S + k v^T` (GLA, arXiv 2312.06635; HGRN2, 2404.07904).
@@ -49,6 +53,8 @@ impl Rule for ChannelGated {
     const CORRECTS: bool = false;
     const ADDS_VALUE: bool = false;
     const MOMENTUM: bool = false;
+    const SCALES_MOMENTUM: bool = false;
+    const COLUMN_GATES: bool = false;
 }
 
 /// `S~ = diag(exp g) S`, `S <- S~ + beta k (v - S~^T k)^T` (Kimi Delta Attention, arXiv 2510.26692).
@@ -61,6 +67,8 @@ impl Rule for ChannelDelta {
     const CORRECTS: bool = true;
     const ADDS_VALUE: bool = false;
     const MOMENTUM: bool = false;
+    const SCALES_MOMENTUM: bool = false;
+    const COLUMN_GATES: bool = false;
 }
 
 /// `S <- diag(exp w) S + b (S^T a)^T + k v^T` (RWKV-7, arXiv 2503.14456).
@@ -73,6 +81,8 @@ impl Rule for LowRank {
     const CORRECTS: bool = false;
     const ADDS_VALUE: bool = true;
     const MOMENTUM: bool = false;
+    const SCALES_MOMENTUM: bool = false;
+    const COLUMN_GATES: bool = false;
 }
 
 /// `P <- mu P + rate k (v - S^T p)^T`, `S <- retain S + beta P` (Titans, arXiv 2501.00663).
@@ -85,6 +95,22 @@ impl Rule for Surprise {
     const CORRECTS: bool = true;
     const ADDS_VALUE: bool = false;
     const MOMENTUM: bool = true;
+    const SCALES_MOMENTUM: bool = true;
+    const COLUMN_GATES: bool = false;
+}
+
+/// `P <- P diag(mu) + k (rate (v - S^T p))^T`, `S <- S diag(retain) + P`: [`Surprise`] with gates for each value column.
+#[derive(Debug, Clone, Copy)]
+pub struct ChannelSurprise;
+
+impl Rule for ChannelSurprise {
+    const READS: bool = true;
+    const READS_DECAYED: bool = false;
+    const CORRECTS: bool = true;
+    const ADDS_VALUE: bool = false;
+    const MOMENTUM: bool = true;
+    const SCALES_MOMENTUM: bool = false;
+    const COLUMN_GATES: bool = true;
 }
 
 /// Inputs, contiguous; those a rule does not have are empty.
@@ -102,11 +128,12 @@ pub struct Inputs<'a> {
     pub value_key: &'a [f32],
     /// Values `[batch, time, heads, value]`.
     pub v: &'a [f32],
-    /// Log decays `[batch, time, heads, key]`; with momentum plain factors `[batch, time, heads]`.
+    /// Log decays `[batch, time, heads, key]`; with momentum plain factors `[batch, time, heads]`, or `[.., value]` with
+    /// column gates.
     pub decay: &'a [f32],
-    /// Rates of the correction `[batch, time, heads]`.
+    /// Rates of the correction `[batch, time, heads]`, or `[.., value]`.
     pub rate: &'a [f32],
-    /// Factors `mu` on the momentum `[batch, time, heads]`.
+    /// Factors `mu` on the momentum `[batch, time, heads]`, or `[.., value]`.
     pub momentum: &'a [f32],
     /// Factors `beta` on what the momentum adds to the state `[batch, time, heads]`.
     pub momentum_rate: &'a [f32],
@@ -131,16 +158,21 @@ impl Inputs<'_> {
         let tokens = self.token_heads();
         let keys = tokens * d.key;
         let states = d.states() * d.heads * d.key * d.value;
+        let gates = if R::COLUMN_GATES { tokens * d.value } else { tokens };
         let only = |has: bool, len: usize| if has { len } else { 0 };
         assert_eq!(self.q.len(), keys, "length of q");
         assert_eq!(self.read.len(), only(R::READS && !R::READS_DECAYED, keys), "length of a");
         assert_eq!(self.write.len(), keys, "length of k");
         assert_eq!(self.value_key.len(), only(R::ADDS_VALUE, keys), "length of the value's key");
         assert_eq!(self.v.len(), tokens * d.value, "length of v");
-        assert_eq!(self.decay.len(), if R::MOMENTUM { tokens } else { keys }, "length of the decays");
-        assert_eq!(self.rate.len(), only(R::CORRECTS, tokens), "length of the rates");
-        assert_eq!(self.momentum.len(), only(R::MOMENTUM, tokens), "length of the momentum factors");
-        assert_eq!(self.momentum_rate.len(), only(R::MOMENTUM, tokens), "length of the momentum rates");
+        assert_eq!(self.decay.len(), if R::MOMENTUM { gates } else { keys }, "length of the decays");
+        assert_eq!(self.rate.len(), only(R::CORRECTS, gates), "length of the rates");
+        assert_eq!(self.momentum.len(), only(R::MOMENTUM, gates), "length of the momentum factors");
+        assert_eq!(
+            self.momentum_rate.len(),
+            only(R::SCALES_MOMENTUM, tokens),
+            "length of the momentum rates"
+        );
         assert_eq!(self.state.len(), states, "length of the state");
         assert_eq!(self.momentum_state.len(), only(R::MOMENTUM, states), "length of the momentum");
         if let Some(offsets) = &d.offsets {
@@ -159,7 +191,7 @@ pub(super) fn sweeps(t: usize) -> bool {
     t.is_multiple_of(SWEEP)
 }
 
-/// The key-sized inputs of a chunk, row by token, padded with zeros (decays with ones).
+/// The key-sized inputs and the gates of a chunk, row by token, padded with zeros (decays with ones).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Staged {
     pub q: Matrix,
@@ -170,16 +202,20 @@ pub(super) struct Staged {
     pub decay: Matrix,
     /// Rows: rates, momentum factors, momentum rates.
     scalars: Matrix,
+    /// By value column, if the gates are: rates, decays, momentum factors.
+    columns: [Matrix; 3],
 }
 
 impl Staged {
-    /// Numbers it needs, for keys padded to `key`.
-    pub fn size(key: usize) -> usize {
-        (5 * CHUNK + 1) * key + 3 * CHUNK + 6 * (16 + SPREAD)
+    /// Numbers it needs, for keys padded to `key` and value columns to `columns`.
+    pub fn size<R: Rule>(key: usize, columns: usize) -> usize {
+        let gates = if R::COLUMN_GATES { 3 * CHUNK * columns } else { 0 };
+        (5 * CHUNK + 1) * key + 3 * CHUNK + gates + 9 * (16 + SPREAD)
     }
 
     /// Takes its memory.
-    pub fn carve(carver: &mut Carver, key: usize) -> Self {
+    pub fn carve<R: Rule>(carver: &mut Carver, key: usize, columns: usize) -> Self {
+        let gates = if R::COLUMN_GATES { CHUNK } else { 0 };
         Self {
             q: carver.spread(CHUNK, key),
             read: carver.spread(CHUNK + 1, key),
@@ -187,16 +223,17 @@ impl Staged {
             value_key: carver.spread(CHUNK, key),
             decay: carver.spread(CHUNK, key),
             scalars: carver.spread(3, CHUNK),
+            columns: [(); 3].map(|()| carver.spread(gates, columns)),
         }
     }
 
-    /// Loads a chunk; the queries carry the factor on the output.
+    /// Loads a chunk, and the gates of these value columns; the queries carry the factor on the output.
     ///
     /// # Safety
     /// The CPU supports `L`; the place is inside the checked inputs.
     #[inline(always)]
-    pub unsafe fn load<L: Lanes, R: Rule>(&self, inputs: &Inputs<'_>, place: Place) {
-        let Dims { heads, key, scale, .. } = *inputs.dims;
+    pub unsafe fn load<L: Lanes, R: Rule>(&self, inputs: &Inputs<'_>, place: Place, columns: &Range<usize>) {
+        let Dims { heads, key, value, scale, .. } = *inputs.dims;
         let Place { tokens, position, .. } = place;
         let stride = heads * key;
         // SAFETY: vouched for by the caller; every matrix has CHUNK rows.
@@ -210,7 +247,12 @@ impl Staged {
             if R::ADDS_VALUE {
                 keys(self.value_key, inputs.value_key);
             }
-            if R::MOMENTUM {
+            if R::COLUMN_GATES {
+                let first = position * value + columns.start;
+                for (&to, from) in self.columns.iter().zip([inputs.rate, inputs.decay, inputs.momentum]) {
+                    copy_in::<L>(to, tokens, from.as_ptr().add(first), heads * value, tokens, columns.len());
+                }
+            } else if R::MOMENTUM {
                 for t in 0..tokens {
                     let factor = *inputs.decay.get_unchecked(position + t * heads);
                     fill::<L>(self.decay, t..t + 1, factor);
@@ -224,23 +266,25 @@ impl Staged {
             fill::<L>(self.read, tokens..tokens + 1, 0.0);
             for t in 0..tokens {
                 let at = position + t * heads;
-                if R::CORRECTS {
+                if R::CORRECTS && !R::COLUMN_GATES {
                     *self.scalars.at(0, t) = *inputs.rate.get_unchecked(at);
                 }
-                if R::MOMENTUM {
+                if R::MOMENTUM && !R::COLUMN_GATES {
                     *self.scalars.at(1, t) = *inputs.momentum.get_unchecked(at);
+                }
+                if R::SCALES_MOMENTUM {
                     *self.scalars.at(2, t) = *inputs.momentum_rate.get_unchecked(at);
                 }
             }
             if !R::MOMENTUM {
-                self.decays::<L, R>(tokens);
+                self.from_logs::<L, R>(tokens);
             }
         }
     }
 
     /// From the log decays to the decays and what is read with them.
     #[inline(always)]
-    unsafe fn decays<L: Lanes, R: Rule>(&self, tokens: usize) {
+    unsafe fn from_logs<L: Lanes, R: Rule>(&self, tokens: usize) {
         for t in 0..tokens {
             let mut j = 0;
             while j < self.decay.stride {
@@ -257,18 +301,34 @@ impl Staged {
         }
     }
 
-    /// The rate of the correction.
+    /// The rates of the correction, for the value columns from `column` on.
+    ///
+    /// # Safety
+    /// The CPU supports `L`; token and columns are in the chunk.
     #[inline(always)]
-    pub fn rate(&self, t: usize) -> f32 {
-        // SAFETY: `t` is below CHUNK.
-        unsafe { *self.scalars.at(0, t) }
+    pub unsafe fn rate<L: Lanes, R: Rule>(&self, t: usize, column: usize) -> L {
+        // SAFETY: vouched for by the caller.
+        unsafe {
+            if R::COLUMN_GATES {
+                L::load(self.columns[0].at(t, column))
+            } else {
+                L::splat(*self.scalars.at(0, t))
+            }
+        }
     }
 
-    /// The factor on the momentum.
+    /// The decays of value columns that have their own.
     #[inline(always)]
-    pub fn momentum(&self, t: usize) -> f32 {
-        // SAFETY: `t` is below CHUNK.
-        unsafe { *self.scalars.at(1, t) }
+    pub fn decays(&self, t: usize, column: usize) -> *const f32 {
+        // SAFETY: `t` is below CHUNK, `column` is one of the task's.
+        unsafe { self.columns[1].at(t, column) }
+    }
+
+    /// The factors on the momentum, for the value columns from `column` on; one for all, unless they have their own.
+    #[inline(always)]
+    pub fn momenta<R: Rule>(&self, t: usize, column: usize) -> *const f32 {
+        // SAFETY: as above.
+        unsafe { if R::COLUMN_GATES { self.columns[2].at(t, column) } else { self.scalars.at(1, t) } }
     }
 
     /// The factor on what the momentum adds to the state.
@@ -279,18 +339,29 @@ impl Staged {
     }
 }
 
-/// Asks for token `t` of a chunk some tokens away from this one, in all key-sized inputs and the values.
+/// Asks for token `t` of a chunk some tokens away from this one, in all key-sized inputs, the values and their gates.
 #[inline(always)]
-pub(super) fn prefetch_token(inputs: &Inputs<'_>, position: usize, t: usize, columns: &Range<usize>) {
+pub(super) fn prefetch_token<R: Rule>(
+    inputs: &Inputs<'_>,
+    position: usize,
+    t: usize,
+    columns: &Range<usize>,
+) {
     let dims = inputs.dims;
     let at = position.wrapping_add(t * dims.heads);
-    for from in [inputs.q, inputs.write, inputs.read, inputs.value_key, inputs.decay] {
+    let decay = if R::MOMENTUM { &[] } else { inputs.decay };
+    for from in [inputs.q, inputs.write, inputs.read, inputs.value_key, decay] {
         if from.len() == inputs.q.len() {
             prefetch_rows(from.as_ptr().wrapping_add(at.wrapping_mul(dims.key)), 0, dims.key, 0, 1);
         }
     }
     let first = at.wrapping_mul(dims.value).wrapping_add(columns.start);
     prefetch_rows(inputs.v.as_ptr().wrapping_add(first), 0, columns.len(), 0, 1);
+    if R::COLUMN_GATES {
+        for from in [inputs.rate, inputs.decay, inputs.momentum] {
+            prefetch_rows(from.as_ptr().wrapping_add(first), 0, columns.len(), 0, 1);
+        }
+    }
 }
 
 /// Fills rows with one number.

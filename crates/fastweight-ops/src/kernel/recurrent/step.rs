@@ -35,7 +35,8 @@ pub fn step<R: Rule>(inputs: &Inputs<'_>, state: &mut [f32], momentum: &mut [f32
     };
     let set = InstructionSet::active();
     let run = |units: Range<usize>| {
-        with_workspace(Staged::size(dims.key.next_multiple_of(16)), |carver| {
+        let size = Staged::size::<R>(dims.key.next_multiple_of(16), dims.value.next_multiple_of(16));
+        with_workspace(size, |carver| {
             dispatch(set, StepTask { inputs, units, targets, carver, rule: PhantomData::<R> });
         });
     };
@@ -76,12 +77,13 @@ impl<R: Rule> Kernel for StepTask<'_, R> {
     #[inline(always)]
     unsafe fn run<L: Lanes, const WIDE: usize>(mut self) {
         let (key, value) = (self.inputs.dims.key, self.inputs.dims.value);
-        let staged = Staged::carve(&mut self.carver, key.next_multiple_of(L::COUNT));
+        let [keys, columns] = [key, value].map(|size| size.next_multiple_of(L::COUNT));
+        let staged = Staged::carve::<R>(&mut self.carver, keys, columns);
         for unit in self.units {
             // SAFETY: `dispatch` vouches for the instruction set, `step` for the lengths; `unit` is in range
             // and this task's own.
             unsafe {
-                staged.load::<L, R>(self.inputs, Place { tokens: 1, rows: 1, position: unit });
+                staged.load::<L, R>(self.inputs, Place { tokens: 1, rows: 1, position: unit }, &(0..value));
                 let token = Token {
                     staged,
                     v: self.inputs.v.as_ptr().add(unit * value),
@@ -126,26 +128,35 @@ unsafe fn block<L: Lanes, const N: usize, R: Rule>(t: &Token<R>, column: usize, 
                 }
             }
         }
-        let rate = L::splat(if R::CORRECTS { staged.rate(0) } else { 1.0 });
         let mut u = if R::READS { reading } else { v };
         if R::CORRECTS {
             for n in 0..N {
-                u[n] = v[n].sub(reading[n]).mul(rate);
+                u[n] = v[n].sub(reading[n]).mul(staged.rate::<L, R>(0, column + n * L::COUNT));
             }
         }
-        let (mu, beta) = if R::MOMENTUM { (staged.momentum(0), staged.momentum_rate(0)) } else { (0.0, 0.0) };
-        let (mu, beta) = (L::splat(mu), L::splat(beta));
+        let (mut mu, mut decay) = (zero, zero);
+        for n in 0..N {
+            if R::COLUMN_GATES {
+                mu[n] = L::load(staged.momenta::<R>(0, column + n * L::COUNT));
+                decay[n] = L::load(staged.decays(0, column + n * L::COUNT));
+            } else if R::MOMENTUM {
+                mu[n] = L::splat(*staged.momenta::<R>(0, 0));
+            }
+        }
+        let beta = L::splat(if R::SCALES_MOMENTUM { staged.momentum_rate(0) } else { 1.0 });
         for i in 0..t.key {
-            let (w, x) = (L::splat(*staged.decay.at(0, i)), L::splat(*staged.write.at(0, i)));
+            let x = L::splat(*staged.write.at(0, i));
+            let w = if R::COLUMN_GATES { x } else { L::splat(*staged.decay.at(0, i)) };
             let q = L::splat(*staged.q.at(0, i));
             let y = if R::ADDS_VALUE { L::splat(*staged.value_key.at(0, i)) } else { x };
             for n in 0..N {
                 let cell = i * t.value + column + n * L::COUNT;
+                let w = if R::COLUMN_GATES { decay[n] } else { w };
                 let mut s = read::<L>(t.state.add(cell), last).mul(w);
                 if R::MOMENTUM {
-                    let p = x.mul_add(u[n], read::<L>(t.momentum.add(cell), last).mul(mu)).flush_tiny();
+                    let p = x.mul_add(u[n], read::<L>(t.momentum.add(cell), last).mul(mu[n])).flush_tiny();
                     store_some(p, t.momentum.add(cell), last);
-                    s = beta.mul_add(p, s);
+                    s = if R::SCALES_MOMENTUM { beta.mul_add(p, s) } else { s.add(p) };
                 } else {
                     s = x.mul_add(u[n], s);
                 }

@@ -10,7 +10,7 @@ use fastweight_ops::linear::{LinearGate, linear_attention};
 use fastweight_ops::momentum_delta::{MomentumTokens, momentum_delta_rule};
 use fastweight_ops::normalised_linear::normalised_linear_attention;
 use fastweight_ops::softmax::{KvCache, SoftmaxOptions, softmax_attention};
-use fastweight_ops::titans::titans_memory;
+use fastweight_ops::titans::{titans_memory, titans_memory_channelwise};
 use fastweight_ops::{OpError, Path, SequenceOptions};
 
 use super::super::Operator;
@@ -105,6 +105,14 @@ pub(super) fn run(tape: &mut Tape, path: Path) -> Result<(), OpError> {
             let [theta, eta, alpha] = ["theta", "eta", "alpha"].map(|name| tape.needed(name));
             let initial = tape.input("M").zip(tape.input("S"));
             let (o, m, s) = titans_memory(q, k, v, theta, eta, alpha, initial, &options)?;
+            tape.output("o", o);
+            tape.output("M", m);
+            tape.output("S", s);
+        }
+        Operator::TitansChannels => {
+            let [theta, eta, alpha] = ["theta", "eta", "alpha"].map(|name| tape.needed(name));
+            let initial = tape.input("M").zip(tape.input("S"));
+            let (o, m, s) = titans_memory_channelwise(q, k, v, theta, eta, alpha, initial, &options)?;
             tape.output("o", o);
             tape.output("M", m);
             tape.output("S", s);

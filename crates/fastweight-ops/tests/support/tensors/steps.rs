@@ -14,7 +14,7 @@ use fastweight_ops::linear::linear_attention_step;
 use fastweight_ops::momentum_delta::{MomentumToken, momentum_delta_rule_step};
 use fastweight_ops::normalised_linear::normalised_linear_attention_step;
 use fastweight_ops::softmax::{KvCache, SoftmaxOptions, softmax_attention};
-use fastweight_ops::titans::titans_memory_step;
+use fastweight_ops::titans::{titans_memory_channelwise_step, titans_memory_step};
 
 use super::super::{Operator, Problem, STATES};
 use super::{Tape, delta_product, ttt};
@@ -212,6 +212,13 @@ fn step(
             let [theta, eta, alpha] = ["theta", "eta", "alpha"].map(|name| token.needed(name));
             let memory = (held.take("M"), s);
             let (o, m, s) = titans_memory_step(q, k, v, theta, eta, alpha, memory, scale)?;
+            held.matrices.insert("M", m);
+            (o, s)
+        }
+        Operator::TitansChannels => {
+            let [theta, eta, alpha] = ["theta", "eta", "alpha"].map(|name| token.vector(name));
+            let memory = (held.take("M"), s);
+            let (o, m, s) = titans_memory_channelwise_step(q, k, v, theta, eta, alpha, memory, scale)?;
             held.matrices.insert("M", m);
             (o, s)
         }

@@ -55,14 +55,17 @@ pub enum Operator {
     /// Linear attention.
     Linear,
     /// ELU+1 linear attention with a normaliser.
+    #[value(alias = "elu1_linear")]
     NormalisedLinear,
     /// The delta rule; with a gate, the gated delta rule.
+    #[value(alias = "gated_delta")]
     Delta,
     /// Gated linear attention: a gate for each key channel.
     Gla,
     /// Kimi delta attention: the delta rule with a gate for each key channel.
     Kda,
     /// Diagonal plus low rank, the recurrence of RWKV-7.
+    #[value(alias = "rwkv7")]
     Dplr,
     /// Comba: the gated delta rule with a strength of removal.
     Comba,
