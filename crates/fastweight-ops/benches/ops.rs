@@ -6,6 +6,10 @@ use std::time::Duration;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use fastweight_ops::Path;
+use fastweight_ops::deep_memory::{
+    Activation, DeepGate, DeepMemory, DeepNorm, DeepState, DeepTokens, deep_memory,
+};
 use fastweight_ops::delta::cpu::{self as delta, FusedDelta};
 use fastweight_ops::dplr::cpu::FusedDplr;
 use fastweight_ops::fused::FusedOp;
@@ -196,6 +200,59 @@ fn recurrent(c: &mut Criterion) {
     sequence(c, "ttt_linear", &ttt, &ttt_inputs(&d));
 }
 
+fn leaf<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device, tracked: bool) -> Tensor<D> {
+    let x = Tensor::from_data(TensorData::new(values, shape), device);
+    if tracked { x.require_grad() } else { x }
+}
+
+/// Deep memories of two layers, expansion 4, chunks of 16: Titans with an MLP memory, the same without momentum.
+fn deep(c: &mut Criterion) {
+    let d = dims(4, 2048, 4, 64, 64);
+    let batch = d.batch;
+    let mut group = c.benchmark_group("deep_memory");
+    group.sample_size(10);
+    for (name, momentum) in [("momentum", true), ("no_momentum", false)] {
+        let run = |tracked: bool| {
+            let device = if tracked { Device::flex().autodiff() } else { Device::flex() };
+            let n = tokens(&d);
+            let vector = |values| leaf(values, [d.batch, d.time, d.heads, 64], &device, tracked);
+            let share = |seed, most: f32| {
+                let values = numbers(n, seed).iter().map(|x| 0.5 * most * (x + 1.0)).collect();
+                leaf(values, [d.batch, d.time, d.heads], &device, tracked)
+            };
+            let memory = DeepMemory { activation: Activation::Silu, ..DeepMemory::default() };
+            let weight = |[from, to]: [usize; 2]| {
+                let bound = (from as f32).powf(-0.5);
+                let values = numbers(d.heads * from * to, 6).iter().map(|x| bound * x).collect();
+                leaf(values, [d.heads, from, to], &device, tracked)
+            };
+            let weights: Vec<_> = memory.weight_shapes(64, 64).into_iter().map(weight).collect();
+            let norm = |x: f32| leaf(vec![x; d.heads * 64], [d.heads, 64], &device, tracked);
+            let norm = DeepNorm { weight: norm(1.0), bias: norm(0.0) };
+            let tokens = DeepTokens {
+                q: vector(keys(n * 64, 64)),
+                k: vector(keys(n * 64, 64)),
+                v: vector(numbers(n * 64, 3)),
+                rate: Some(DeepGate::Heads(share(4, 0.1))),
+                momentum: momentum.then(|| DeepGate::Heads(share(5, 1.0))),
+                decay: Some(DeepGate::Heads(share(6, 0.001))),
+                threshold: None,
+            };
+            move || {
+                let state = DeepState::shared(&weights, batch);
+                deep_memory(&memory, tokens.clone(), Some(&norm), state, None, Path::Auto)
+            }
+        };
+        let forward = run(false);
+        group.bench_function(format!("{name}/forward"), |b| b.iter(|| black_box(forward())));
+        let forward = run(true);
+        group.bench_function(format!("{name}/forward_backward"), |b| {
+            b.iter(|| black_box(forward().map(|(o, _)| o.sum().backward())));
+        });
+    }
+    group.finish();
+}
+
 /// Instruction sets, head sizes, and one head for all threads.
 fn shapes(c: &mut Criterion) {
     let standard = dims(4, 2048, 4, 64, 64);
@@ -297,6 +354,6 @@ criterion_group! {
         .sample_size(20)
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_millis(1500));
-    targets = steps, decoding, operators, recurrent, shapes
+    targets = steps, decoding, operators, recurrent, deep, shapes
 }
 criterion_main!(ops);

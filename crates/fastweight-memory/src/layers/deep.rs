@@ -87,8 +87,11 @@ impl DeepOptions {
     /// Bytes that all heads keep of a token for the backward pass.
     pub(super) fn training_bytes(&self, ctx: &LayerContext) -> usize {
         let (key, value) = (ctx.head_dim, ctx.value_dim);
-        let gates = if self.channel_gates { self.memory.output_gate_bytes(key, value) } else { 0 };
-        ctx.heads * (self.memory.training_bytes(key, value, self.moves()) + gates)
+        let bytes = match self.channel_gates {
+            true => self.memory.training_bytes_with_output_gates(key, value, self.moves()),
+            false => self.memory.training_bytes(key, value, self.moves()),
+        };
+        ctx.heads * bytes
     }
 }
 

@@ -15,7 +15,7 @@ use crate::init::placeholder;
 use crate::projection::{
     Heads, LowRankLinear, Projection, Qkv, QkvSizes, check_sequence, linear, merge_heads, split_heads,
 };
-use crate::rule::{Bias, Memory, OutputTokens, Rule, RuleState, run_outputs};
+use crate::rule::{Bias, Memory, OutputTokens, Retention, Rule, RuleState, run_outputs};
 use crate::{ConvState, LayerContext, MemoryError, RmsNorm, RuleMemoryState, State, StateSize};
 
 /// What the log gates are divided by, so that they start near zero.
@@ -45,7 +45,8 @@ pub struct MirasOptions {
     #[schemars(range(max = crate::context::MOST_CONV_WIDTH))]
     pub conv_width: usize,
     /// Largest rate of a write. When absent `2 / chunk`, with which a chunk of one unit key again and again does not
-    /// overshoot, but at most 1 for a matrix and 0.1 for an MLP; a tenth of that for the `l_p` loss.
+    /// overshoot, but at most 1 for a matrix and 0.1 for an MLP; a tenth of that for the `l_p` loss, and `K / 4` times that for
+    /// KL retention, whose steps go to the logarithms of weights near `1 / K`.
     #[schemars(range(max = crate::context::MOST_RATE), extend("exclusiveMinimum" = 0))]
     pub rate_max: Option<f64>,
 }
@@ -109,10 +110,13 @@ impl Miras<'_> {
         self.rule.bias == Bias::Huber
     }
 
-    fn rate_max(&self) -> f64 {
+    fn rate_max(&self, ctx: &LayerContext) -> f64 {
         let most: f64 = if self.rule.memory == Memory::Mlp { 0.1 } else { 1.0 };
         let most = most.min(2.0 / self.rule.chunk as f64);
         let most = if self.rule.bias == Bias::Lp { 0.1 * most } else { most };
+        // Near equal weights a step in their logarithms moves a reading by 1/K of it.
+        let kl = self.rule.retention == Retention::Kl;
+        let most = if kl { most * (ctx.head_dim as f64 / 4.0).max(1.0) } else { most };
         self.options.rate_max.unwrap_or(most)
     }
 
@@ -275,7 +279,7 @@ impl MirasMemory {
         conv: Option<ConvState>,
         offsets: Option<&Offsets>,
     ) -> Result<(OutputTokens, Option<ConvState>), MemoryError> {
-        let (heads, rate_max) = (self.ctx.heads, self.miras().rate_max());
+        let (heads, rate_max) = (self.ctx.heads, self.miras().rate_max(&self.ctx));
         let qkv = Qkv { q: &self.q, k: &self.k, v: &self.v };
         let Heads { q, k, v, conv } = qkv.unit(x.clone(), conv, offsets, heads, heads)?;
         let (mut rates, mut gates) = (Vec::new(), Vec::new());

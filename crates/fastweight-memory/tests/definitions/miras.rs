@@ -98,6 +98,7 @@ pub fn miras(name: &str, p: &Plain, x: &Rows, options: &Value) -> Rows {
     let shapes = if mlp { vec![[K, hidden], [hidden, K]] } else { vec![[K, V]] };
     let most: f64 = if mlp { 0.1 } else { 1.0 };
     let most = most.min(2.0 / chunk as f64) * if name == "moneta" { 0.1 } else { 1.0 };
+    let most = if name == "memora" { most * (K as f64 / 4.0).max(1.0) } else { most };
     let most = options["rate_max"].as_f64().unwrap_or(most);
     let maps = ["gates_in", "gates_out"];
     per_head(x.len(), |h| {

@@ -2,7 +2,7 @@
 
 use crate::OpError;
 
-use super::NAME;
+use super::{NAME, kernel};
 
 /// Nonlinearity between the layers of the network.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -133,20 +133,31 @@ impl DeepMemory {
     }
 
     /// Upper bound of the bytes that a forward and a backward pass hold for each token and head of a long sequence,
-    /// in float32 with fused pieces, a window of 1, no Newton-Schulz steps and whole chunks.
+    /// in float32 and whole chunks, with the fused kernel where there is one.
     ///
-    /// Each chunk's weights (and momentum) are kept, about 10 copies of every layer's input and error, and 24 rows of
-    /// the chunk's factors: linear in the tokens, whatever their number.
+    /// The kernel keeps the weights (and momentum) of every fourth chunk, fewer where chunks are longer than 64 tokens,
+    /// the output, and the gradients of the arguments and of the output. Tensor operations keep those of every chunk, about 10
+    /// copies of every layer's input and error, and 24 rows of the chunk's factors; a window of more than 1 and
+    /// Newton-Schulz steps take more. All is linear in the tokens, whatever their number.
     pub fn training_bytes(&self, key: usize, value: usize, momentum: bool) -> usize {
-        let weights = self.weight_count(key, value) * (1 + usize::from(momentum)) / self.chunk;
-        let vectors: usize = self.weight_shapes(key, value).iter().flatten().sum();
-        size_of::<f32>() * (weights + 10 * (vectors + key + value) + 24 * self.chunk)
+        let weights = self.weight_count(key, value) * (1 + usize::from(momentum));
+        match kernel::saved_every(self) {
+            Some(tokens) => size_of::<f32>() * (weights / tokens + 2 * key + 3 * value + 16),
+            None => self.composed_training_bytes(key, value, weights),
+        }
     }
 
-    /// What gates for every output add to [`training_bytes`](Self::training_bytes), so that the sum is again an upper bound: 16
-    /// numbers for each output.
-    pub fn output_gate_bytes(&self, key: usize, value: usize) -> usize {
-        size_of::<f32>() * 16 * self.output_count(key, value)
+    /// [`training_bytes`](Self::training_bytes) with gates for every output, which run on tensor operations: 16 numbers for each
+    /// output more than these take with a gate a head.
+    pub fn training_bytes_with_output_gates(&self, key: usize, value: usize, momentum: bool) -> usize {
+        let weights = self.weight_count(key, value) * (1 + usize::from(momentum));
+        let gates = size_of::<f32>() * 16 * self.output_count(key, value);
+        self.composed_training_bytes(key, value, weights) + gates
+    }
+
+    fn composed_training_bytes(&self, key: usize, value: usize, weights: usize) -> usize {
+        let vectors: usize = self.weight_shapes(key, value).iter().flatten().sum();
+        size_of::<f32>() * (weights / self.chunk + 10 * (vectors + key + value) + 24 * self.chunk)
     }
 
     /// Numbers of a token that a window keeps: its key, its value, its rate and its threshold.

@@ -38,7 +38,7 @@ fn inner<L: Lanes>(x: L, activation: Activation) -> (L, L, L) {
 
 /// The activation, its derivative and its second derivative.
 #[inline(always)]
-fn derivatives<L: Lanes>(x: L, activation: Activation) -> (L, L, L) {
+pub(super) fn derivatives<L: Lanes>(x: L, activation: Activation) -> (L, L, L) {
     let (w, first, second) = inner(x, activation);
     let s = sigmoid(w);
     let one = x.same(1.0);

@@ -40,6 +40,7 @@ pub(super) struct Rows {
 
 /// What each token's weights hold of the gradients before it.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)]
 pub(super) enum Mix {
     /// `[R,C,S]`, the same for every output.
     Heads(Tensor<3>),

@@ -15,11 +15,12 @@
 //!
 //! Inside a chunk the weights are never formed: a layer's value at token t is
 //! `keep_t h W + carry_t h P - sum_{s <= t} mix[t,s] (h . h_s) d_s`, with `h_s`, `d_s` the layer's input and error
-//! at token s, an attention of the query's hidden vector over those of the chunk. The inner gradient is written out in tensor
-//! operations, so that outer gradients flow through the updates.
+//! at token s, an attention of the query's hidden vector over those of the chunk. The inner gradient is written out, so
+//! that outer gradients flow through the updates: in a fused kernel on the flex device, else in tensor operations, which
+//! also run windows and Newton-Schulz steps.
 //!
-//! A training pass keeps each chunk's weights and hidden vectors: memory grows linearly with the tokens, with the
-//! slope of [`DeepMemory::training_bytes`].
+//! A training pass keeps weights at chunk starts: memory grows linearly with the tokens, with the slope of
+//! [`DeepMemory::training_bytes`].
 //!
 //! # What keeps it stable
 //! A chunk adds up its tokens' gradients, and a layer that reads `h` answers a rate theta with `theta |h|^2`, behind
@@ -37,6 +38,7 @@ mod cpu_mix;
 mod cpu_norm;
 mod factors;
 mod gates;
+mod kernel;
 mod network;
 mod orthogonal;
 mod output_factors;
@@ -129,6 +131,9 @@ pub fn deep_memory(
     let state = if moving { state.with_momentum() } else { state }.with_window(memory, [heads, key, value]);
     if tokens.q.dims()[1] == 0 {
         return Ok((tokens.v, state));
+    }
+    if fused && kernel::supports(memory) && !tokens.has_output_gates() {
+        return Ok(kernel::run(memory, norm, tokens, state, offsets));
     }
     Ok(sequences::run_all(memory, norm, fused, tokens, state, offsets))
 }

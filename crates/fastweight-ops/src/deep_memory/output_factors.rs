@@ -34,6 +34,7 @@ pub(super) struct OutputMix {
 
 /// `x[t,s]` of every output.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)]
 enum Held {
     /// As it is, `[R, C * C, out]`.
     Formed(Tensor<3>),

@@ -68,7 +68,7 @@ pub unsafe fn zeros<L: Lanes, const N: usize>() -> Tile<L, N> {
 /// # Safety
 /// The CPU supports `L`; every address named is readable.
 #[inline(always)]
-unsafe fn accumulate<L: Lanes, const M: usize, const N: usize>(
+pub unsafe fn accumulate<L: Lanes, const M: usize, const N: usize>(
     acc: &mut [[L; N]; M],
     depth: usize,
     (a, a_row, a_depth): (*const f32, usize, usize),

@@ -1,4 +1,4 @@
-//! Deep memories: the tensor form against the plain loop, and what holds for any numbers.
+//! Deep memories: the tensor form and the fused kernel against the plain loop, and what holds for any numbers.
 
 #[path = "../comparing/mod.rs"]
 mod comparing;
@@ -8,6 +8,7 @@ mod fixtures;
 mod gates;
 mod gradients;
 mod inner;
+mod kernel;
 mod loops;
 mod memories;
 mod partition;

@@ -25,6 +25,7 @@ pub fn memories(chunk: usize) -> Vec<(String, DeepMemory, Parts)> {
     add("silu, bias", DeepMemory { activation: Activation::Silu, bias: true, ..base.clone() }, ALL);
     add("read first", DeepMemory { read_before_write: true, ..base.clone() }, ALL);
     add("window", DeepMemory { window: 3, ..base.clone() }, ALL);
+    add("window, silu", DeepMemory { window: 2, activation: Activation::Silu, ..base.clone() }, ALL);
     let window = DeepMemory { window: 6, read_before_write: true, loss: InnerLoss::Huber, ..base.clone() };
     add("long window, read first", window.clone(), Parts { momentum: false, ..ALL });
     add("window, proximal", DeepMemory { proximal: true, ..window }, ALL);

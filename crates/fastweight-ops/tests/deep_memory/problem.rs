@@ -46,19 +46,20 @@ pub struct Outcome {
     pub grads: Vec<(String, Array)>,
 }
 
-/// Sizes of a problem, K = V.
+/// Sizes of a problem.
 #[derive(Debug, Clone)]
 pub struct Sizes {
     pub batch: usize,
     pub time: usize,
     pub heads: usize,
-    pub size: usize,
+    pub key: usize,
+    pub value: usize,
     pub offsets: Option<Vec<usize>>,
 }
 
 impl Sizes {
     pub fn of(batch: usize, time: usize, heads: usize, size: usize) -> Self {
-        Self { batch, time, heads, size, offsets: None }
+        Self { batch, time, heads, key: size, value: size, offsets: None }
     }
 }
 
@@ -74,22 +75,21 @@ fn spread(seed: u64, shape: &[usize], from: f64, to: f64) -> Array {
 impl Problem {
     /// Random numbers; every row begins at `position`, in the middle of what happened before.
     pub fn new(memory: DeepMemory, sizes: &Sizes, parts: Parts, position: usize, seed: u64) -> Self {
-        let Sizes { batch, time, heads, size, .. } = *sizes;
+        let Sizes { batch, time, heads, key, value, .. } = *sizes;
         let offsets = sizes.offsets.as_ref().map(|offsets| Offsets::new(offsets, time).unwrap());
-        let dims = Dims { batch, time, heads, key: size, value: size, scale: 1.0, offsets };
+        let dims = Dims { batch, time, heads, key, value, scale: 1.0, offsets };
         let mut seed = seed * 1000;
         let mut next = || {
             seed += 1;
             seed
         };
-        let vectors = [batch, time, heads, size];
         let scalars = [batch, time, heads];
-        let outputs = [batch, time, heads, memory.output_count(size, size)];
+        let outputs = [batch, time, heads, memory.output_count(key, value)];
         let gate = |outputs_too: bool| if outputs_too { outputs.as_slice() } else { scalars.as_slice() };
         let [rate, momentum, decay] = parts.outputs.map(gate);
         let mut inputs: Vec<(String, Array)> = Vec::new();
-        for name in ["q", "k", "v"] {
-            inputs.push((name.into(), spread(next(), &vectors, -1.0, 1.0)));
+        for (name, size) in [("q", key), ("k", key), ("v", value)] {
+            inputs.push((name.into(), spread(next(), &[batch, time, heads, size], -1.0, 1.0)));
         }
         if parts.rate {
             inputs.push(("rate".into(), spread(next(), rate, 0.0, 0.03)));
@@ -104,12 +104,12 @@ impl Problem {
             inputs.push(("threshold".into(), spread(next(), &scalars, 0.2, 2.5)));
         }
         if parts.norm {
-            inputs.push(("norm.weight".into(), spread(next(), &[heads, size], 0.5, 1.5)));
-            inputs.push(("norm.bias".into(), spread(next(), &[heads, size], -0.3, 0.3)));
+            inputs.push(("norm.weight".into(), spread(next(), &[heads, value], 0.5, 1.5)));
+            inputs.push(("norm.bias".into(), spread(next(), &[heads, value], -0.3, 0.3)));
         }
         let states = dims.states();
         let boundary = position.is_multiple_of(memory.chunk);
-        for (layer, [from, to]) in memory.weight_shapes(size, size).into_iter().enumerate() {
+        for (layer, [from, to]) in memory.weight_shapes(key, value).into_iter().enumerate() {
             let shape = [states, heads, from, to];
             let bound = 2.5 / (from as f64).sqrt();
             let start = spread(next(), &shape, -bound, bound);
@@ -125,7 +125,7 @@ impl Problem {
             }
         }
         if memory.window > 1 {
-            let columns = 2 * size + 2;
+            let columns = key + value + 2;
             let mut recent = spread(next(), &[states, heads, memory.window - 1, columns], -1.0, 1.0);
             for token in recent.values.chunks_mut(columns) {
                 token[columns - 2] = if position == 0 { 0.0 } else { 0.015 * (1.0 + token[columns - 2]) };
@@ -189,7 +189,7 @@ impl Problem {
             norm: self.get("norm.weight").zip(self.get("norm.bias")),
             state,
         });
-        let Dims { batch, time, heads, value, .. } = self.dims;
+        let Dims { batch, time, heads, key, value, .. } = self.dims;
         let mut outputs =
             vec![("o".to_string(), Array { shape: vec![batch, time, heads, value], values: o })];
         let groups = [("start", state.start), ("current", state.current), ("momentum", state.momentum)];
@@ -198,13 +198,13 @@ impl Problem {
                 continue;
             }
             for (layer, values) in layers.into_iter().enumerate() {
-                let [from, to] = self.memory.weight_shapes(value, value)[layer];
+                let [from, to] = self.memory.weight_shapes(key, value)[layer];
                 let shape = vec![self.dims.states(), heads, from, to];
                 outputs.push((format!("{name}.{layer}"), Array { shape, values }));
             }
         }
         if recent > 0 {
-            let shape = vec![self.dims.states(), heads, self.memory.window - 1, 2 * value + 2];
+            let shape = vec![self.dims.states(), heads, self.memory.window - 1, key + value + 2];
             outputs.push(("recent.0".to_string(), Array { shape, values: state.recent }));
         }
         outputs

@@ -37,6 +37,7 @@ fn every_operator_has_three_figures() {
         "delta_product",
         "titans",
         "ttt_linear",
+        "deep_memory",
         "short_convolution",
     ];
     for operator in operators {
@@ -49,7 +50,7 @@ fn every_operator_has_three_figures() {
         assert!(row["instruction_set"].is_string(), "{row}");
     }
     let strong = rows.iter().filter(|row| row["gate"] == "strong").count();
-    assert_eq!((rows.len(), strong), (25, 9));
+    assert_eq!((rows.len(), strong), (26, 9));
 }
 
 #[test]

@@ -277,14 +277,14 @@ impl Staged {
                 }
             }
             if !R::MOMENTUM {
-                self.from_logs::<L, R>(tokens);
+                self.take_exponentials::<L, R>(tokens);
             }
         }
     }
 
     /// From the log decays to the decays and what is read with them.
     #[inline(always)]
-    unsafe fn from_logs<L: Lanes, R: Rule>(&self, tokens: usize) {
+    unsafe fn take_exponentials<L: Lanes, R: Rule>(&self, tokens: usize) {
         for t in 0..tokens {
             let mut j = 0;
             while j < self.decay.stride {

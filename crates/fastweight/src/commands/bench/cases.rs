@@ -4,6 +4,7 @@ mod sequence;
 mod step;
 
 use burn::tensor::{Device, Distribution, Tensor};
+use fastweight::ops::deep_memory::{DeepMemory, DeepNorm};
 use fastweight::ops::norm::l2_normalise;
 use serde::Serialize;
 
@@ -75,6 +76,8 @@ pub enum Operator {
     Titans,
     /// TTT-Linear in mini-batches of 16; values are as wide as keys.
     TttLinear,
+    /// A deep memory with momentum (Titans): two layers, expansion 4, chunks of 16; values are as wide as keys.
+    DeepMemory,
     /// Short depthwise convolution over heads * key channels.
     ShortConvolution,
 }
@@ -83,7 +86,7 @@ impl Operator {
     /// The gates the operator can have.
     pub fn gates(self) -> &'static [Gate] {
         match self {
-            Self::Softmax | Self::TttLinear | Self::ShortConvolution => &[Gate::None],
+            Self::Softmax | Self::TttLinear | Self::DeepMemory | Self::ShortConvolution => &[Gate::None],
             Self::Gla | Self::Kda | Self::Dplr | Self::Comba | Self::Titans => &[Gate::Weak, Gate::Strong],
             Self::Linear | Self::NormalisedLinear | Self::Delta | Self::DeltaProduct => {
                 &[Gate::None, Gate::Weak, Gate::Strong]
@@ -105,6 +108,7 @@ impl Operator {
             Self::DeltaProduct => "DeltaProduct, 2 steps",
             Self::Titans => "Titans, matrix memory",
             Self::TttLinear => "TTT-Linear",
+            Self::DeepMemory => "deep memory, momentum",
             Self::ShortConvolution => "short convolution",
         }
     }
@@ -159,5 +163,20 @@ impl Draw<'_> {
     fn forgotten<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
         let gates = self.gates(shape).detach();
         self.leaf(gates.exp().neg().add_scalar(1.0))
+    }
+
+    /// Uniform in [0, most].
+    fn up_to<const D: usize>(&self, most: f64, shape: [usize; D]) -> Tensor<D> {
+        self.leaf(Tensor::random(shape, Distribution::Uniform(0.0, most), self.device))
+    }
+
+    /// Weights and LayerNorm of a deep memory.
+    fn deep(&self, memory: &DeepMemory, heads: usize, key: usize) -> (Vec<Tensor<3>>, DeepNorm) {
+        let weight = |[from, to]: [usize; 2]| {
+            let spread = Distribution::Normal(0.0, (from as f64).powf(-0.5));
+            self.leaf(Tensor::random([heads, from, to], spread, self.device))
+        };
+        let weights = memory.weight_shapes(key, key).into_iter().map(weight).collect();
+        (weights, DeepNorm { weight: self.share([heads, key]), bias: self.normal([heads, key]) })
     }
 }

@@ -2,6 +2,7 @@
 
 use burn::tensor::{Device, Tensor};
 use fastweight::ops::comba::comba;
+use fastweight::ops::deep_memory::{DeepGate, DeepMemory, DeepState, DeepTokens, deep_memory};
 use fastweight::ops::delta::delta_rule;
 use fastweight::ops::delta_product::delta_product;
 use fastweight::ops::dplr::dplr;
@@ -90,6 +91,23 @@ pub fn sequence(
                 let (weight, bias) = (weight.clone(), bias.clone());
                 let [q, k, v] = [&q, &k, &v].map(Tensor::clone);
                 Ok(ttt_linear(q, k, v, eta.clone(), weight, bias, None, &TttOptions::default())?.0.sum())
+            })
+        }
+        Operator::DeepMemory => {
+            let memory = DeepMemory::default();
+            let tokens = DeepTokens {
+                q,
+                k,
+                v: draw.normal([batch, time, heads, key]),
+                rate: Some(DeepGate::Heads(draw.up_to(0.01, scalars))),
+                momentum: Some(DeepGate::Heads(draw.share(scalars))),
+                decay: Some(DeepGate::Heads(draw.up_to(0.001, scalars))),
+                threshold: None,
+            };
+            let (weights, norm) = draw.deep(&memory, heads, key);
+            Box::new(move || {
+                let state = DeepState::shared(&weights, batch);
+                Ok(deep_memory(&memory, tokens.clone(), Some(&norm), state, None, Path::Auto)?.0.sum())
             })
         }
         Operator::ShortConvolution => {

@@ -2,6 +2,7 @@
 
 use burn::tensor::Device;
 use fastweight::ops::comba::comba_step;
+use fastweight::ops::deep_memory::{DeepGate, DeepMemory, DeepState, DeepToken, deep_memory_step};
 use fastweight::ops::delta::delta_rule_step;
 use fastweight::ops::delta_product::delta_product_step;
 use fastweight::ops::dplr::dplr_step;
@@ -114,6 +115,26 @@ pub fn step(
             let state = TttState::zeros(sessions, heads, key, (device, v.dtype()));
             let options = TttOptions::default();
             advance!(state, (_, next) => next, ttt_linear_step(q, k, v, eta, weight, bias; &options))
+        }
+        Operator::DeepMemory => {
+            let memory = DeepMemory::default();
+            let token = DeepToken {
+                q,
+                k,
+                v: draw.normal([sessions, heads, key]),
+                rate: Some(DeepGate::Heads(draw.up_to(0.01, scalars))),
+                momentum: Some(DeepGate::Heads(draw.share(scalars))),
+                decay: Some(DeepGate::Heads(draw.up_to(0.001, scalars))),
+                threshold: None,
+            };
+            let (weights, norm) = draw.deep(&memory, heads, key);
+            let mut state = Some(DeepState::shared(&weights, sessions).with_momentum());
+            Box::new(move || {
+                if let Some(before) = state.take() {
+                    state = Some(deep_memory_step(&memory, token.clone(), Some(&norm), before)?.1);
+                }
+                Ok(())
+            })
         }
         Operator::ShortConvolution => {
             let x = draw.normal([sessions, 1, heads * key]);
