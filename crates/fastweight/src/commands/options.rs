@@ -187,7 +187,11 @@ fn written(default: &Value) -> String {
         Value::Number(number) if number.is_f64() => {
             let value = number.as_f64().unwrap_or_default();
             let single = value as f32;
-            if f64::from(single) == value { single.to_string() } else { value.to_string() }
+            match value.abs() {
+                size if 0.0 < size && size < 1e-6 => format!("{value:e}"),
+                _ if f64::from(single) == value => single.to_string(),
+                _ => value.to_string(),
+            }
         }
         Value::Array(items) => format!("[{}]", items.iter().map(written).collect::<Vec<_>>().join(", ")),
         other => other.to_string(),
@@ -250,7 +254,8 @@ fn bounds(value: &Value) -> String {
         let bound = value.get(key)?;
         let number = bound.as_f64()?;
         // No whole number of a recipe is below 0.
-        let told = number <= LARGEST && !(number == 0.0 && key == "minimum" && value["format"] == "uint");
+        let whole = value["format"].as_str().is_some_and(|f| f.starts_with("uint"));
+        let told = number <= LARGEST && !(number == 0.0 && key == "minimum" && whole);
         told.then(|| format!(", {words} {}", written(bound)))
     };
     words.into_iter().filter_map(bound).collect()
