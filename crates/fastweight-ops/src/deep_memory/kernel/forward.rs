@@ -45,17 +45,13 @@ impl Head<'_> {
 
     /// Loads what the call brings: weights and momentum before the first token, those at the chunk's start.
     pub(super) fn load_state(&self, slot: &Weights) {
-        let (state, count) = (self.task.state, self.op.count());
-        let part = |from: &'_ [f32]| from[state * count..(state + 1) * count].as_ptr();
-        let numbers = |from: &[f32]| {
-            // SAFETY: the part was just cut.
-            unsafe { std::slice::from_raw_parts(part(from), count) }.to_vec()
-        };
-        self.load_weights(&numbers(self.inputs.current), &slot.w);
-        if let Some(momentum) = self.inputs.momentum.filter(|_| self.op.momentum) {
-            self.load_weights(&numbers(momentum), &slot.p);
+        let first = self.task.state * self.op.count();
+        self.load_weights(&self.inputs.current[first..], &slot.w);
+        if let Some(momentum) = self.inputs.momentum {
+            self.load_weights(&momentum[first..], &slot.p);
         }
-        self.load_weights(&numbers(self.inputs.start.unwrap_or(self.inputs.current)), &self.work.start);
+        let start = self.inputs.start.unwrap_or(self.inputs.current);
+        self.load_weights(&start[first..], &self.work.start);
     }
 
     /// Weights at which a piece's gradients are taken, where those before it are in `slot`.
