@@ -16,6 +16,11 @@ use crate::{ConvState, DeepMemoryState, LayerContext, MemoryError, State, StateS
 /// Most hidden channels of an inner network for each key channel.
 const MOST_EXPANSION: usize = 64;
 
+/// Added to the variance in the LayerNorm of memories that forget. What they read before it may fade, and the gradient through
+/// the norm grows by the inverse of what is left, once a chunk and layer: with 1e-6 three of ten trainings at depth 4 met a
+/// gradient beyond float32 within 1,000 steps, with 1e-4 none of fourteen.
+pub(super) const FADING_NORM_EPS: f64 = 1e-4;
+
 /// Options of a deep memory, and what its rates are called.
 pub(crate) struct DeepOptions {
     pub layer: &'static str,

@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::LayerConfig;
-use super::deep::{DeepOptions, InnerNetwork, deep_layer, validate_shift};
+use super::deep::{DeepOptions, FADING_NORM_EPS, InnerNetwork, deep_layer, validate_shift};
 use crate::projection::{Heads, Projection, Qkv, QkvSizes, linear};
 use crate::{ConvState, LayerContext, MemoryError, RmsNorm, StateSize};
 
@@ -87,6 +87,7 @@ impl DlaConfig {
                 depth,
                 expansion,
                 chunk,
+                norm_eps: FADING_NORM_EPS,
                 loss: InnerLoss::DotProduct,
                 ..DeepMemory::default()
             },

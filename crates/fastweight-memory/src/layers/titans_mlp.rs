@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::LayerConfig;
-use super::deep::{DeepOptions, InnerNetwork, deep_layer, gate, validate_shift};
+use super::deep::{DeepOptions, FADING_NORM_EPS, InnerNetwork, deep_layer, gate, validate_shift};
 use crate::projection::{Heads, Projection, Qkv, QkvSizes, linear};
 use crate::{ConvState, LayerContext, MemoryError, RmsNorm, StateSize};
 
@@ -105,7 +105,13 @@ impl TitansMlpConfig {
         DeepOptions {
             layer: Self::NAME,
             conv_width: self.conv_width,
-            memory: DeepMemory { depth, expansion, chunk, ..DeepMemory::default() },
+            memory: DeepMemory {
+                depth,
+                expansion,
+                chunk,
+                norm_eps: FADING_NORM_EPS,
+                ..DeepMemory::default()
+            },
             momentum: true,
             chunk: "chunk",
             rate: ("theta_max", self.theta_max),

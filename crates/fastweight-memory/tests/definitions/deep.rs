@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{per_head, projections, read, standardise};
+use super::{FADING_EPS, TTT_EPS, per_head, projections, read, standardise};
 use crate::{H, K, Plain, Rows, dot, head, sigmoid, unit};
 
 /// A head's network; a bias is the last row of its layer.
@@ -58,15 +58,20 @@ impl Network {
         (inputs, before, z)
     }
 
+    /// Only TTT-MLP has biases.
+    fn eps(&self) -> f64 {
+        if self.bias { TTT_EPS } else { FADING_EPS }
+    }
+
     pub fn reading(&self, x: &[f64]) -> Vec<f64> {
-        let normal = standardise(&self.forward(x).2).0;
+        let normal = standardise(&self.forward(x).2, self.eps()).0;
         (0..x.len()).map(|j| x[j] + self.scale[j] * normal[j] + self.shift[j]).collect()
     }
 
     /// Gradients of the inner loss of a token, for every weight: half the squared error, or minus the dot product.
     fn gradients(&self, k: &[f64], v: &[f64], dot_product: bool) -> Vec<Rows> {
         let (inputs, before, z) = self.forward(k);
-        let (normal, deviation) = standardise(&z);
+        let (normal, deviation) = standardise(&z, self.eps());
         let error = |j: usize| match dot_product {
             true => -v[j],
             false => k[j] + self.scale[j] * normal[j] + self.shift[j] - v[j],

@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use super::{
-    H, K, Plain, Rows, dot, forget, head, projections, read, scaled, sigmoid, standardise, unit, write,
+    H, K, Plain, Rows, TTT_EPS, dot, forget, head, projections, read, scaled, sigmoid, standardise, unit,
+    write,
 };
 
 /// A shared memory and the best `top_k` of the others, head by head and memory by memory.
@@ -36,7 +37,7 @@ pub fn mixture_of_memories(p: &Plain, x: &Rows, options: &Value) -> Rows {
             let (q, k) = (unit(head(&q[t], H, h)), unit(head(&k[t], H, h)));
             let target = head(&v[t], H, h);
             // The gradient of 1/2 |scale * standardised + shift - v|^2.
-            let (normal, deviation) = standardise(&read(&start, &k));
+            let (normal, deviation) = standardise(&read(&start, &k), TTT_EPS);
             let slope: Vec<f64> =
                 (0..values).map(|j| (scale[j] * normal[j] + shift[j] - target[j]) * scale[j]).collect();
             let mean = slope.iter().sum::<f64>() / values as f64;
@@ -46,7 +47,7 @@ pub fn mixture_of_memories(p: &Plain, x: &Rows, options: &Value) -> Rows {
             let eta = options["eta_max"].as_f64().unwrap() * sigmoid(p.linear("eta", &x[t])[at]);
             forget(&mut memory, &[1.0 - sigmoid(p.linear("alpha", &x[t])[at] - 4.0); K]);
             write(&mut memory, &k, &scaled(&u, -eta));
-            let normal = standardise(&read(&memory, &q)).0;
+            let normal = standardise(&read(&memory, &q), TTT_EPS).0;
             for j in 0..values {
                 let key = if options["add_key"] == true { k[j] } else { 0.0 };
                 readings[t][h * values + j] += weight * (scale[j] * normal[j] + shift[j] + key);

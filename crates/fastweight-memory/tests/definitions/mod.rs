@@ -224,11 +224,16 @@ fn delta_product(p: &Plain, x: &Rows, options: &Value) -> Rows {
     })
 }
 
+/// Added to the variance in the inner LayerNorm of TTT and of mixtures of memories.
+const TTT_EPS: f64 = 1e-6;
+/// The same of networks that forget.
+const FADING_EPS: f64 = 1e-4;
+
 /// Mean zero and variance one, and the standard deviation.
-fn standardise(x: &[f64]) -> (Vec<f64>, f64) {
+fn standardise(x: &[f64], eps: f64) -> (Vec<f64>, f64) {
     let mean = x.iter().sum::<f64>() / x.len() as f64;
     let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
-    let deviation = (variance + 1e-6).sqrt();
+    let deviation = (variance + eps).sqrt();
     (x.iter().map(|x| (x - mean) / deviation).collect(), deviation)
 }
 
@@ -249,7 +254,7 @@ fn ttt_linear(p: &Plain, x: &Rows, options: &Value) -> Rows {
             let affine =
                 |x: &[f64]| -> Vec<f64> { read(&weights, x).iter().zip(&bias).map(|(z, c)| z + c).collect() };
             // The gradient of 1/2 |scale * standardised + shift - (v - k)|^2 where the mini-batch started.
-            let (normal, deviation) = standardise(&affine(&k));
+            let (normal, deviation) = standardise(&affine(&k), TTT_EPS);
             let slope: Vec<f64> =
                 (0..K).map(|j| (scale[j] * normal[j] + shift[j] - (v[j] - k[j])) * scale[j]).collect();
             let mean = slope.iter().sum::<f64>() / K as f64;
@@ -268,7 +273,7 @@ fn ttt_linear(p: &Plain, x: &Rows, options: &Value) -> Rows {
                     bias.iter_mut().zip(&u).for_each(|(c, u)| *c -= eta * u);
                 }
             }
-            let normal = standardise(&z).0;
+            let normal = standardise(&z, TTT_EPS).0;
             (0..K).map(|j| z[j] + scale[j] * normal[j] + shift[j]).collect()
         };
         (0..x.len()).map(token).collect()
