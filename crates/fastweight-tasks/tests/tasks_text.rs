@@ -389,3 +389,25 @@ fn a_tokenizer_that_loses_text_is_seen() {
         TaskError::TooShort { tokens: 3, needed: 4, .. }
     ));
 }
+
+#[test]
+fn a_tokenizer_has_the_same_tokens_every_time_and_says_which_ids_it_has() {
+    let bpe = |dropout: serde_json::Value, vocab: serde_json::Value| {
+        open_tokenizer(json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": null, "pre_tokenizer": null, "post_processor": null, "decoder": null,
+            "model": {"type": "BPE", "dropout": dropout, "unk_token": null, "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab,
+                "merges": [["a", "b"]]}}))
+    };
+    let whole = || json!({"a": 0, "b": 1, "ab": 2});
+    let dropping = bpe(json!(0.5), whole()).unwrap();
+    for _ in 0..50 {
+        assert_eq!(dropping.encode("ababab").unwrap(), [2, 2, 2]);
+    }
+    assert_eq!(dropping.known(), None);
+    assert_eq!(Tokenizer::Byte.known(), None);
+    let holes = bpe(json!(null), json!({"a": 0, "b": 1, "ab": 4})).unwrap();
+    assert_eq!(holes.known(), Some(vec![true, true, false, false, true]));
+    let error = bpe(json!(null), json!({"a": 0, "b": 1, "ab": 2_000_000_000})).unwrap_err();
+    assert!(error.to_string().contains("largest token id is 2000000000"), "{error}");
+}

@@ -32,6 +32,8 @@ pub struct Generator<'a> {
     device: Device,
     sampling: Sampling,
     random: ChaCha8Rng,
+    /// Ids that may be chosen; all when absent.
+    known: Option<Vec<bool>>,
     /// Logits of the next token, and the state after the tokens so far.
     next: Option<(Vec<f32>, ModelState)>,
 }
@@ -67,10 +69,20 @@ impl<'a> Generator<'a> {
         let (logits, state) = model.forward(tokens, None, None)?;
         let last = logits.slice([0..1, count - 1..count, 0..vocab]).flatten::<1>(0, 2);
         let random = ChaCha8Rng::seed_from_u64(sampling.seed);
-        Ok(Generator { model, device, sampling, random, next: Some((values(last)?, state)) })
+        Ok(Generator { model, device, sampling, random, known: None, next: Some((values(last)?, state)) })
     }
 
-    fn advance(&mut self, logits: &[f32], state: ModelState) -> Result<u32, TrainError> {
+    /// Chooses among the ids for which `known` is true only: a tokenizer may have none for some.
+    #[must_use]
+    pub fn only(mut self, known: Option<Vec<bool>>) -> Self {
+        self.known = known;
+        self
+    }
+
+    fn advance(&mut self, logits: &mut [f32], state: ModelState) -> Result<u32, TrainError> {
+        for (logit, known) in logits.iter_mut().zip(self.known.iter().flatten()) {
+            *logit = if *known { *logit } else { f32::NEG_INFINITY };
+        }
         let random = (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         let id = choose(logits, &self.sampling, random);
         let (logits, state) = self.model.step(single(id as i64, &self.device), state)?;
@@ -84,8 +96,8 @@ impl Iterator for Generator<'_> {
     type Item = Result<u32, TrainError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let (logits, state) = self.next.take()?;
-        Some(self.advance(&logits, state))
+        let (mut logits, state) = self.next.take()?;
+        Some(self.advance(&mut logits, state))
     }
 }
 

@@ -298,27 +298,40 @@ impl Loaded {
     /// As [`Task::open`]; [`TrainError::ShortText`].
     pub fn task(&self, data: Option<&Path>) -> Result<Task, TrainError> {
         let trained = &self.state.task;
-        let (Some(path), TaskKind::Text) = (data, trained.kind) else { return Task::open(trained, data) };
+        if trained.kind != TaskKind::Text {
+            return Task::open(trained, data);
+        }
+        let tokenizer = self.tokenizer()?;
+        let Some(path) = data else { return Task::open(trained, data) };
         let source = TextSource::open(path)?;
-        if task::fingerprint(&source) == self.state.data {
+        if self.state.data.starts_with(&task::fingerprint(&source)) {
             return Task::open(trained, data);
         }
         let context = trained.context.unwrap_or(1);
-        let text =
-            TextTask::scored_whole(&source, self.tokenizer()?, context).map_err(|error| match error {
-                TaskError::TooShort { tokens, context, .. } => TrainError::ShortText { tokens, context },
-                other => other.into(),
-            })?;
+        let text = TextTask::scored_whole(&source, tokenizer, context).map_err(|error| match error {
+            TaskError::TooShort { tokens, context, .. } => TrainError::ShortText { tokens, context },
+            other => other.into(),
+        })?;
         Ok(Task::Text(Box::new(text)))
     }
 
     /// The tokenizer of a model of text, without opening its data.
     ///
     /// # Errors
-    /// The model was not trained on text, or its tokenizer cannot be read.
+    /// The model was not trained on text, or its tokenizer cannot be read or is another one.
     pub fn tokenizer(&self) -> Result<Tokenizer, TrainError> {
         match (self.state.task.kind, &self.state.task.tokenizer) {
-            (TaskKind::Text, Some(path)) => Ok(Tokenizer::open(path)?),
+            (TaskKind::Text, Some(path)) => {
+                let marked = self.state.data.contains(task::TOKENIZER_MARK);
+                if marked && !self.state.data.ends_with(&task::tokenizer_mark(path)?) {
+                    return Err(TrainError::Argument {
+                        name: "the tokenizer",
+                        found: format!("{}, which has changed", path.display()),
+                        expected: "the file that the model was trained with; put it back",
+                    });
+                }
+                Ok(Tokenizer::open(path)?)
+            }
             (TaskKind::Text, None) => Ok(Tokenizer::Byte),
             (kind, _) => Err(TrainError::Argument {
                 name: "the model's task",
@@ -341,12 +354,15 @@ fn tokenizer_file(recipe: &Recipe, folder: &Path) -> Result<Option<Vec<u8>>, Tra
     Ok(Some(tokenizer))
 }
 
+/// Removes the checkpoints of a run, whole or not, and nothing else.
 fn remove_checkpoints(folder: &Path) -> Result<(), TrainError> {
     let all = folder.join(CHECKPOINTS);
-    match fs::remove_dir_all(&all) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(TrainError::io("remove", &all, error))
+    for entry in fs::read_dir(&all).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.trim_start_matches('.').starts_with("step-") && entry.path().is_dir() {
+            fs::remove_dir_all(entry.path())
+                .map_err(|source| TrainError::io("remove", &entry.path(), source))?;
         }
-        _ => Ok(()),
     }
+    Ok(())
 }

@@ -105,6 +105,14 @@ pub(crate) fn fingerprint(source: &TextSource) -> String {
     format!("{} bytes, crc32 {}", text.len(), crc32(text))
 }
 
+/// What the fingerprint of a text ends with where a tokenizer of this content reads it.
+pub(crate) fn tokenizer_mark(path: &Path) -> Result<String, TrainError> {
+    let file = std::fs::read(path).map_err(|source| TrainError::io("read the tokenizer", path, source))?;
+    Ok(format!("{TOKENIZER_MARK}{}", crc32(&file)))
+}
+
+pub(crate) const TOKENIZER_MARK: &str = ", tokenizer crc32 ";
+
 impl Task {
     /// Opens the task of a recipe; `data` takes the place of the recipe's text.
     ///
@@ -156,7 +164,10 @@ impl Task {
                 };
                 let held_out = recipe.held_out.unwrap_or(HELD_OUT);
                 let context = recipe.context.unwrap_or_default();
-                let text = TextTask::new(&TextSource::open(path)?, tokenizer, held_out, context)?;
+                let mut text = TextTask::new(&TextSource::open(path)?, tokenizer, held_out, context)?;
+                if let Some(path) = &recipe.tokenizer {
+                    text.fingerprint += &tokenizer_mark(path)?;
+                }
                 Ok(Task::Text(Box::new(text)))
             }
         }

@@ -186,3 +186,15 @@ fn arguments_out_of_range_are_refused() {
     assert!(message.contains("the text is missing"), "{message}");
     assert!(score(&model, &task, 0).is_ok(), "at least one batch is scored");
 }
+
+#[test]
+fn ids_without_a_token_are_never_chosen() {
+    let (_folder, _task, model) = text_task("retnet");
+    let known: Vec<bool> = (0..256).map(|id| id % 50 == 7).collect();
+    for temperature in [0.0, 1.0] {
+        let sampling = Sampling { temperature, ..Sampling::default() };
+        let generator = Generator::new(&model, &[65, 66], sampling).unwrap().only(Some(known.clone()));
+        let ids: Vec<u32> = generator.take(30).map(Result::unwrap).collect();
+        assert!(ids.iter().all(|id| id % 50 == 7), "{ids:?}");
+    }
+}

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use common::{device, text, text_file};
+use fastweight_train::compare;
 use fastweight_train::evaluate;
 use fastweight_train::progress::Event;
 use fastweight_train::run::{self, Options};
@@ -85,7 +86,68 @@ fn a_run_keeps_its_tokenizer_and_says_when_it_loses_text() {
     assert!(error.to_string().contains("another tokenizer"), "{error}");
     fs::remove_file(&tokenizer).unwrap();
     assert_eq!(score(), before);
+    // Without the copy the recipe's file is read, which is not the one it was trained with.
+    two_words(&tokenizer, ["sheep,", "then"]);
+    let copy = with_data.folder.join("tokenizer.json");
+    let kept = fs::read(&copy).unwrap();
+    for replaced in [None, Some(fs::read(&tokenizer).unwrap())] {
+        match replaced {
+            Some(other) => fs::write(&copy, other).unwrap(),
+            None => fs::remove_file(&copy).unwrap(),
+        }
+        let loaded = run::load(&with_data.folder, &device()).unwrap();
+        for error in [loaded.task(None).unwrap_err(), loaded.tokenizer().unwrap_err()] {
+            assert!(error.to_string().contains("has changed"), "{error}");
+        }
+        let error = run::train(&recipe, &with_data, &device(), &mut |_| {}).unwrap_err();
+        assert!(matches!(error, TrainError::Folder { .. }), "{error}");
+    }
+    fs::write(&copy, kept).unwrap();
     let moved = home.path().join("moved");
     fs::rename(&with_data.folder, &moved).unwrap();
     assert!(run::load(&moved, &device()).unwrap().tokenizer().is_ok());
+}
+
+#[test]
+fn results_of_another_tokenizer_are_not_taken() {
+    let home = tempfile::tempdir().unwrap();
+    let tokenizer = home.path().join("words.json");
+    let recipe = text("steps = 1\nbatch = 2", "delta_net").source;
+    let recipe = recipe.replace("[train]", &format!("tokenizer = {tokenizer:?}\n[train]"));
+    let recipe = Recipe::parse(&recipe).unwrap();
+    let options = compare::Options {
+        folder: home.path().join("results"),
+        data: Some(text_file(home.path())),
+        restart: false,
+    };
+    let mut reused = || {
+        let mut reuses = 0;
+        compare::compare(&recipe, &options, &device(), &mut |event| {
+            reuses += usize::from(matches!(event, Event::Finished { reused: true, .. }));
+        })
+        .unwrap();
+        reuses
+    };
+    two_words(&tokenizer, ["sheep,", "more;"]);
+    assert_eq!([reused(), reused()], [0, 1]);
+    two_words(&tokenizer, ["sheep,", "then"]);
+    assert_eq!(reused(), 0);
+}
+
+#[test]
+fn starting_over_removes_checkpoints_and_nothing_else() {
+    let home = tempfile::tempdir().unwrap();
+    let fresh = Options { restart: true, ..options(&home.path().join("run"), text_file(home.path())) };
+    let recipe = text("steps = 2\nbatch = 2\ncheckpoint_every = 1\nkeep = 9", "delta_net");
+    let all = fresh.folder.join("checkpoints");
+    fs::create_dir_all(all.join("mine")).unwrap();
+    fs::write(all.join("mine/notes"), "kept").unwrap();
+    run::train(&recipe, &fresh, &device(), &mut |_| {}).unwrap();
+    let shorter = text("steps = 1\nbatch = 2", "delta_net");
+    run::train(&shorter, &fresh, &device(), &mut |_| {}).unwrap();
+    let mut names: Vec<_> =
+        fs::read_dir(&all).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names, ["mine", "step-00000001"]);
+    assert_eq!(fs::read_to_string(all.join("mine/notes")).unwrap(), "kept");
 }

@@ -5,6 +5,9 @@ use std::path::Path;
 use crate::TaskError;
 use crate::text::StreamDecoder;
 
+/// Most token ids of a tokenizer; models have a vector for each.
+const MOST_TOKENS: usize = 1 << 24;
+
 /// How text becomes token ids.
 #[derive(Debug, Clone)]
 pub enum Tokenizer {
@@ -15,20 +18,36 @@ pub enum Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads a Hugging Face `tokenizer.json`. Truncation and padding that it asks for are switched off.
+    /// Reads a Hugging Face `tokenizer.json`. Truncation, padding and the dropout of merges that it asks for are switched off,
+    /// so that a text has the same tokens every time.
     ///
     /// # Errors
     /// [`TaskError::Read`] or [`TaskError::Tokenizer`].
     pub fn open(path: &Path) -> Result<Self, TaskError> {
         let bytes = std::fs::read(path).map_err(|source| TaskError::Read { path: path.into(), source })?;
         let invalid = |reason: String| TaskError::Tokenizer { path: path.into(), reason };
+        let bytes = without_dropout(&bytes).unwrap_or(bytes);
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| invalid(e.to_string()))?;
         tokenizer.with_truncation(None).map_err(|e| invalid(e.to_string()))?;
         tokenizer.with_padding(None);
         if tokenizer.get_vocab(true).is_empty() {
             return Err(invalid("its vocabulary is empty".into()));
         }
-        Ok(Self::HuggingFace(Box::new(tokenizer)))
+        let tokenizer = Self::HuggingFace(Box::new(tokenizer));
+        match tokenizer.vocab_size() {
+            size if size > MOST_TOKENS => {
+                Err(invalid(format!("its largest token id is {}, expected below {MOST_TOKENS}", size - 1)))
+            }
+            _ => Ok(tokenizer),
+        }
+    }
+
+    /// Which ids below the vocabulary size stand for a token; absent where all do.
+    pub fn known(&self) -> Option<Vec<bool>> {
+        let Self::HuggingFace(tokenizer) = self else { return None };
+        let known: Vec<bool> =
+            (0..self.vocab_size()).map(|id| tokenizer.id_to_token(id as u32).is_some()).collect();
+        known.contains(&false).then_some(known)
     }
 
     /// The vocabulary size a model needs: one more than the largest id.
@@ -83,4 +102,12 @@ impl Tokenizer {
     pub(crate) fn byte(&self, id: u32) -> Result<u8, TaskError> {
         u8::try_from(id).map_err(|_| TaskError::UnknownToken { id, vocab: self.vocab_size() })
     }
+}
+
+/// The definition of a tokenizer that drops merges at random, without that; none for others.
+fn without_dropout(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut definition: serde_json::Value = serde_json::from_slice(bytes).ok()?;
+    let dropout = definition.get_mut("model")?.get_mut("dropout").filter(|dropout| !dropout.is_null())?;
+    *dropout = serde_json::Value::Null;
+    serde_json::to_vec(&definition).ok()
 }

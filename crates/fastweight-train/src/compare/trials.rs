@@ -59,7 +59,15 @@ pub(super) fn choose_learning_rates(
             }
             trials.push(trial);
         }
-        model.learning_rate = best.map_or(model.learning_rate, |trial| trial.learning_rate);
+        match best {
+            Some(trial) => model.learning_rate = trial.learning_rate,
+            None => on_event(Event::Note(&format!(
+                "{} on {}: every learning rate tried diverged; it is trained with {}, that of [train]",
+                model.name,
+                recipe.task.name(),
+                model.learning_rate
+            ))),
+        }
     }
     Ok(trials)
 }
@@ -96,8 +104,9 @@ fn try_out(
 fn pilot(recipe: &Recipe, task: &Task) -> TrainRecipe {
     let share = recipe.compare.pilot;
     let mut pilot = recipe.train.clone();
-    let shorter = |steps: usize| ((steps as f64 * share).ceil() as usize).max(1);
-    pilot.steps = trainer::steps(task, &recipe.train).map(shorter);
+    let shorter = |steps: usize| (steps as f64 * share).ceil() as usize;
+    // A rate that diverges shows it at the second step.
+    pilot.steps = trainer::steps(task, &recipe.train).map(|steps| shorter(steps).max(2));
     pilot.tokens = None;
     pilot.seconds = recipe.train.seconds.map(|seconds| seconds * share);
     pilot.eval_every = 0;

@@ -84,7 +84,9 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     }
     output::line(parameters(&comparison))?;
     output::line(format_args!("report:  {}", page.display()))?;
-    output::line(format_args!("results: {}", options.folder.join(RESULTS).display()))?;
+    if comparison.entries().next().is_some() {
+        output::line(format_args!("results: {}", options.folder.join(RESULTS).display()))?;
+    }
     finished(&comparison)
 }
 
@@ -94,11 +96,13 @@ fn finished(comparison: &Comparison) -> Result<(), CommandError> {
     if diverged == 0 {
         return Ok(());
     }
-    let all = output::count(diverged + comparison.entries().count(), "training");
+    let finished = comparison.entries().count();
     Err(CommandError::failure(format_args!(
-        "{diverged} of {all} diverged and {} no result; those of the others are kept. {}",
+        "{diverged} of {} diverged and {} no result{}. {}",
+        output::count(diverged + finished, "training"),
         if diverged == 1 { "has" } else { "have" },
-        comparison.diverged.join(" ")
+        if finished > 0 { "; those of the others are kept" } else { "" },
+        comparison.diverged.join(". ")
     )))
 }
 

@@ -85,13 +85,14 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let routing = evaluate::routing(&loaded.model, &task).map_err(CommandError::train)?;
     progress.finish();
 
+    let part = scored_part(&task).filter(|_| batches == 0);
     if global.json {
         let mut line = json!({
             "model": loaded.state.name, "seed": loaded.state.seed, "step": loaded.state.step,
             "metric": score.metric, "score": score.score, "loss": score.loss, "scored_tokens": score.scored,
             "checkpoint": loaded.folder,
         });
-        if let Some(part) = scored_part(&task) {
+        if let Some(part) = part {
             line["part"] = part.into();
         }
         if let Some(routing) = &routing {
@@ -113,7 +114,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
         score.metric.name(),
         score.score,
         output::count(score.scored, "token"),
-        match scored_part(&task) {
+        match part {
             Some("whole") => ", the whole text",
             Some(_) => ", the held-out part of the text",
             None => "",

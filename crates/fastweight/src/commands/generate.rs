@@ -71,11 +71,17 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let seed = global.seed.unwrap_or(0);
     let sampling = Sampling { temperature: args.temperature, top_p: args.top_p, seed };
     let ids = tokenizer.encode(&prompt).map_err(CommandError::input)?;
+    if ids.is_empty() {
+        return Err(CommandError::input(
+            "the tokenizer of the run has no token for this prompt; give another one",
+        ));
+    }
     let work = Work::Generating { prompt: ids.len(), tokens: args.tokens };
     limits::check_trained(&args.run.display().to_string(), loaded.model.config(), work)?;
 
     let began = Instant::now();
     let generator = Generator::new(&loaded.model, &ids, sampling).map_err(CommandError::train)?;
+    let generator = generator.only(tokenizer.known());
     let mut decoder = tokenizer.stream_decoder();
     let mut text = String::new();
     let mut show = |piece: String| {
