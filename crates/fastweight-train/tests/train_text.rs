@@ -120,7 +120,7 @@ fn results_of_another_tokenizer_are_not_taken() {
         data: Some(text_file(home.path())),
         restart: false,
     };
-    let mut reused = || {
+    let reused = || {
         let mut reuses = 0;
         compare::compare(&recipe, &options, &device(), &mut |event| {
             reuses += usize::from(matches!(event, Event::Finished { reused: true, .. }));
