@@ -46,10 +46,8 @@ pub fn export(run: &Path, out: &Path, device: &Device) -> Result<Exported, Train
     let tables = model.export_tables()?;
     drop(model);
     let experts = tables.config().experts()?;
-    if let Some(tokenizer) = state.task.tokenizer.as_ref().filter(|path| path.is_file()) {
-        let copied = std::fs::read(tokenizer)
-            .map_err(|source| TrainError::io("read the tokenizer", tokenizer, source))?;
-        files::write_whole(&out.join(TOKENIZER), &copied)?;
+    if state.task.tokenizer.as_ref().is_some_and(|path| path.is_file()) {
+        run::keep_tokenizer(&state.task, out)?;
     }
     let checkpoint = checkpoint::save(out, state.clone(), &parameters::export(&tables), &[], 1)?;
     Ok(Exported { source, checkpoint, state, experts, notes })

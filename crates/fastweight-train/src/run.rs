@@ -15,7 +15,7 @@ use crate::compare::RESULTS;
 use crate::error::TrainError;
 use crate::files::{self, FolderLock};
 use crate::progress::{Event, Progress};
-use crate::recipe::{Recipe, ResolvedModel, TaskKind};
+use crate::recipe::{Recipe, ResolvedModel, TaskKind, TaskRecipe};
 use crate::task::{self, Metric, Task, TextTask};
 use crate::trainer::{Moment, Position, Trainer};
 
@@ -93,7 +93,6 @@ pub fn train(
         remove_checkpoints(folder)?;
     }
     checkpoint::recover(folder)?;
-    let tokenizer = tokenizer_file(recipe, folder)?;
 
     let mut trainer = Trainer::new(&task, &recipe.train, &model, seed, device)?;
     let run =
@@ -103,9 +102,7 @@ pub fn train(
     }
     let resumed_from = run.resume(&mut trainer, on_event)?;
     files::write_whole(&folder.join(RECIPE), recipe.annotated_source().as_bytes())?;
-    if let Some(tokenizer) = tokenizer {
-        files::write_whole(&folder.join(TOKENIZER), &tokenizer)?;
-    }
+    keep_tokenizer(&recipe.task, folder)?;
 
     let (name, metric, parameters) = (recipe.task.name(), task.metric(), model.parameters);
     on_event(Event::Started {
@@ -189,6 +186,10 @@ impl Run<'_> {
             on_event(Event::Note(reason));
         }
         let state = checkpoint.state.clone();
+        let tokenizer = |data: &str| data.split_once(task::TOKENIZER_MARK).map(|(_, mark)| mark.to_owned());
+        if tokenizer(&state.data) != tokenizer(&self.task.fingerprint()) {
+            return Err(another("holds a run with another tokenizer".into()));
+        }
         if state.model != self.model.config {
             // Naming the parameters that differ says more than a fingerprint.
             checkpoint.restore(trainer.model().clone())?;
@@ -301,18 +302,33 @@ impl Loaded {
         if trained.kind != TaskKind::Text {
             return Task::open(trained, data);
         }
-        let tokenizer = self.tokenizer()?;
+        self.check_tokenizer()?;
         let Some(path) = data else { return Task::open(trained, data) };
         let source = TextSource::open(path)?;
         if self.state.data.starts_with(&task::fingerprint(&source)) {
             return Task::open(trained, data);
         }
         let context = trained.context.unwrap_or(1);
-        let text = TextTask::scored_whole(&source, tokenizer, context).map_err(|error| match error {
-            TaskError::TooShort { tokens, context, .. } => TrainError::ShortText { tokens, context },
-            other => other.into(),
-        })?;
+        let text =
+            TextTask::scored_whole(&source, self.tokenizer()?, context).map_err(|error| match error {
+                TaskError::TooShort { tokens, context, .. } => TrainError::ShortText { tokens, context },
+                other => other.into(),
+            })?;
         Ok(Task::Text(Box::new(text)))
+    }
+
+    /// Refuses a tokenizer file that is not the one the model was trained with.
+    fn check_tokenizer(&self) -> Result<(), TrainError> {
+        let Some(path) = &self.state.task.tokenizer else { return Ok(()) };
+        let marked = self.state.data.contains(task::TOKENIZER_MARK);
+        if marked && !self.state.data.ends_with(&task::tokenizer_mark(path)?) {
+            return Err(TrainError::Argument {
+                name: "the tokenizer",
+                found: format!("{}, which has changed", path.display()),
+                expected: "the file that the model was trained with; put it back",
+            });
+        }
+        Ok(())
     }
 
     /// The tokenizer of a model of text, without opening its data.
@@ -322,14 +338,7 @@ impl Loaded {
     pub fn tokenizer(&self) -> Result<Tokenizer, TrainError> {
         match (self.state.task.kind, &self.state.task.tokenizer) {
             (TaskKind::Text, Some(path)) => {
-                let marked = self.state.data.contains(task::TOKENIZER_MARK);
-                if marked && !self.state.data.ends_with(&task::tokenizer_mark(path)?) {
-                    return Err(TrainError::Argument {
-                        name: "the tokenizer",
-                        found: format!("{}, which has changed", path.display()),
-                        expected: "the file that the model was trained with; put it back",
-                    });
-                }
+                self.check_tokenizer()?;
                 Ok(Tokenizer::open(path)?)
             }
             (TaskKind::Text, None) => Ok(Tokenizer::Byte),
@@ -342,16 +351,11 @@ impl Loaded {
     }
 }
 
-/// The tokenizer of `recipe`, as the run folder is to hold it.
-fn tokenizer_file(recipe: &Recipe, folder: &Path) -> Result<Option<Vec<u8>>, TrainError> {
-    let Some(path) = &recipe.task.tokenizer else { return Ok(None) };
-    let tokenizer = fs::read(path).map_err(|source| TrainError::io("read the tokenizer", path, source))?;
-    let trained = fs::read(folder.join(TOKENIZER)).ok().filter(|_| !checkpoint::list(folder).is_empty());
-    if trained.is_some_and(|trained| trained != tokenizer) {
-        let reason = format!("holds a run with another tokenizer than {}", path.display());
-        return Err(TrainError::Folder { path: folder.to_path_buf(), reason });
-    }
-    Ok(Some(tokenizer))
+/// Copies the tokenizer of `task` into a run folder, where it is not the bytes.
+pub(crate) fn keep_tokenizer(task: &TaskRecipe, folder: &Path) -> Result<(), TrainError> {
+    let Some(path) = &task.tokenizer else { return Ok(()) };
+    let file = fs::read(path).map_err(|source| TrainError::io("read the tokenizer", path, source))?;
+    files::write_whole(&folder.join(TOKENIZER), &file)
 }
 
 /// Removes the checkpoints of a run, whole or not, and nothing else.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::stream::{Purpose, Stream};
-use crate::text::{TextSource, Tokenizer};
+use crate::text::{Document, TextSource, Tokenizer};
 use crate::{IGNORE, TaskError, TokenBatch};
 
 /// Name of the task in errors and random streams.
@@ -19,8 +19,6 @@ struct Split {
     bytes: usize,
     /// Token offsets of its documents, `[0, n1, n1 + n2, ..]`.
     offsets: Vec<usize>,
-    /// Whether the tokens give the text back as it was.
-    exact: bool,
 }
 
 /// A text cut into a training part and a held-out part, its end.
@@ -28,6 +26,8 @@ struct Split {
 pub struct TextDataset {
     train: Split,
     held_out: Split,
+    /// Whether the tokens of the held-out part give its text back.
+    exact: bool,
 }
 
 impl TextDataset {
@@ -50,10 +50,9 @@ impl TextDataset {
         }
         let total = source.text().len();
         let cut = source.character_start(total - (total as f64 * held_out).ceil() as usize);
-        let dataset = Self {
-            train: encode(source, tokenizer, 0..cut)?,
-            held_out: encode(source, tokenizer, cut..total)?,
-        };
+        let held_out = encode(source, tokenizer, cut..total)?;
+        let exact = gives_back(source, tokenizer, cut..total, &held_out);
+        let dataset = Self { train: encode(source, tokenizer, 0..cut)?, held_out, exact };
         dataset.require_context(1)?;
         Ok(dataset)
     }
@@ -63,12 +62,14 @@ impl TextDataset {
     /// # Errors
     /// [`TaskError::TooShort`] when it has less than `context` tokens; errors of the tokenizer.
     pub fn held_out(source: &TextSource, tokenizer: &Tokenizer, context: usize) -> Result<Self, TaskError> {
-        let held_out = encode(source, tokenizer, 0..source.text().len())?;
+        let all = 0..source.text().len();
+        let held_out = encode(source, tokenizer, all.clone())?;
         let tokens = held_out.tokens.len();
         if tokens < context {
             return Err(TaskError::TooShort { split: "held-out", tokens, needed: context, context });
         }
-        Ok(Self { train: encode(source, tokenizer, 0..0)?, held_out })
+        let exact = gives_back(source, tokenizer, all, &held_out);
+        Ok(Self { train: encode(source, tokenizer, 0..0)?, held_out, exact })
     }
 
     /// Checks that both parts are long enough for windows of `context` tokens; a training crop takes one more.
@@ -187,7 +188,7 @@ impl TextDataset {
     /// Whether the tokens of the held-out part give its text back as it was: only then are its bits per byte those of a
     /// code for it. A tokenizer that has one token for all unknown words, or drops case or spaces, gives too few.
     pub fn is_exact(&self) -> bool {
-        self.held_out.exact
+        self.exact
     }
 
     /// Token offsets `[0, n1, n1 + n2, ..]` of the documents in the held-out part.
@@ -219,18 +220,25 @@ fn positive(setting: &'static str, value: usize) -> Result<(), TaskError> {
     })
 }
 
-/// Encodes the documents of `source` as far as they lie in `part`.
+/// The documents of `source` as far as they lie in `part`.
+fn texts(source: &TextSource, part: Range<usize>) -> impl Iterator<Item = &str> {
+    let inside =
+        move |document: &Document| document.bytes.start.max(part.start)..document.bytes.end.min(part.end);
+    source.documents().iter().map(inside).filter(|bytes| !bytes.is_empty()).map(|bytes| &source.text()[bytes])
+}
+
+/// Encodes [`texts`], each by itself.
 fn encode(source: &TextSource, tokenizer: &Tokenizer, part: Range<usize>) -> Result<Split, TaskError> {
-    let mut split = Split { tokens: Vec::new(), bytes: part.len(), offsets: vec![0], exact: true };
-    for document in source.documents() {
-        let bytes = document.bytes.start.max(part.start)..document.bytes.end.min(part.end);
-        if !bytes.is_empty() {
-            let text = &source.text()[bytes];
-            let tokens = tokenizer.encode(text)?;
-            split.exact &= tokenizer.decode(&tokens).is_ok_and(|decoded| decoded == text);
-            split.tokens.extend(tokens);
-            split.offsets.push(split.tokens.len());
-        }
+    let mut split = Split { tokens: Vec::new(), bytes: part.len(), offsets: vec![0] };
+    for text in texts(source, part) {
+        split.tokens.extend(tokenizer.encode(text)?);
+        split.offsets.push(split.tokens.len());
     }
     Ok(split)
+}
+
+/// Whether what [`encode`] made of a part decodes to its texts.
+fn gives_back(source: &TextSource, tokenizer: &Tokenizer, part: Range<usize>, split: &Split) -> bool {
+    let tokens = split.offsets.windows(2).map(|at| &split.tokens[at[0]..at[1]]);
+    texts(source, part).zip(tokens).all(|(text, ids)| tokenizer.decode(ids).is_ok_and(|back| back == text))
 }
