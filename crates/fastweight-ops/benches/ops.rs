@@ -1,5 +1,5 @@
 //! Speed of the fused kernels at batch 4, 2048 tokens, 4 heads, keys and values of 64, and of one token for 64
-//! sessions: the figures of `docs/speed.md`. About 4 minutes in all: `cargo bench --workspace --bench ops -- FILTER`.
+//! sessions. About 4 minutes in all: `cargo bench --workspace --bench ops -- FILTER`.
 
 use std::hint::black_box;
 use std::time::Duration;

@@ -158,9 +158,7 @@ fn saved_memory_grows_by_the_stated_slope() {
     for operator in Operator::ALL {
         let per_token_and_head = match operator {
             Operator::Delta => 4.0 * (key as f64 * value as f64 / 32.0 + value as f64),
-            Operator::Normalised => {
-                4.0 * (key as f64 * value as f64 / 32.0 + key as f64 / 32.0 + value as f64)
-            }
+            Operator::Normalised => 4.0 * (key as f64 * value as f64 / 32.0 + key as f64 / 32.0),
             Operator::Linear | Operator::LinearPerHead => 4.0 * key as f64 * value as f64 / 32.0,
         };
         let at = |time| saved_bytes(operator, dims(1, time, heads, key, value));

@@ -6,14 +6,16 @@
 
 use std::marker::PhantomData;
 
-use super::backward_rows::{Chunk, key_rows, state_rows, write_rows};
+use super::ahead::Ahead;
+use super::backward_rows::{Chunk, denominator_gradients, key_rows, state_rows, write_rows};
 use super::backward_scalars::{inner_product, mask, row_gradients, scalar_gradients};
+use super::dims::Dims;
 use super::forward::Saved;
 use super::gates::{CHUNK, Decays, Gate};
-use super::memory::{Inputs, Place, Rule, add_weighted_rows, flush, load_keys, prefetch_rows, scores};
+use super::memory::{Inputs, Place, Rule, add_weighted_rows, flush, load_keys, scores};
 use super::plan::{Plan, Task};
 use super::simd::{InstructionSet, Kernel, Lanes, dispatch};
-use super::tile::{Matrix, ROWS, column_tiles, copy_in, copy_out, lower_product, transpose};
+use super::tile::{Matrix, ROWS, column_tiles, copy_in, copy_out, lower_product, transpose, view_or_copy};
 use super::workspace::{Carver, SharedOut, Unwritten, with_workspace};
 
 /// Gradients of the outputs; an output without one took no part in the loss.
@@ -46,7 +48,7 @@ pub struct Gradients {
     pub normaliser: Vec<f32>,
 }
 
-/// Where the gradients go; `q`, `k`, `beta` and `gate` once for every split of the value columns.
+/// Where the gradients go; all but `v` and `state` once for every split of the value columns.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Targets {
     pub q: SharedOut,
@@ -75,7 +77,7 @@ pub fn backward<R: Rule>(inputs: &Inputs<'_>, saved: Saved<'_>, grads: OutputGra
         plan.splits * inputs.beta.len(),
         if gated { plan.splits * token_heads } else { 0 },
         inputs.state.len(),
-        inputs.normaliser.len(),
+        plan.splits * inputs.normaliser.len(),
     ];
     let mut vectors = lens.map(Unwritten::new);
     let [q, k, v, beta, gate, state, normaliser] = vectors.each_mut().map(Unwritten::share);
@@ -93,7 +95,7 @@ pub fn backward<R: Rule>(inputs: &Inputs<'_>, saved: Saved<'_>, grads: OutputGra
         // SAFETY: the tasks cover every token, head, column and split, and write all of their part.
         unsafe { vector.written(lens.next().unwrap_or(0)) }
     });
-    let [q, k, beta, mut gate] = [q, k, beta, gate].map(|parts| plan.reduce(parts));
+    let [q, k, beta, mut gate, normaliser] = [q, k, beta, gate, normaliser].map(|parts| plan.reduce(parts));
     if matches!(inputs.gate, Gate::PerHead(_)) {
         gate = sum_over_tokens(&gate, inputs.dims.heads);
     }
@@ -103,7 +105,7 @@ pub fn backward<R: Rule>(inputs: &Inputs<'_>, saved: Saved<'_>, grads: OutputGra
 fn check_saved<R: Rule>(inputs: &Inputs<'_>, plan: &Plan, saved: Saved<'_>, grads: OutputGradients<'_>) {
     let dims = inputs.dims;
     assert_eq!(saved.states.len(), plan.chunks * dims.key * dims.value, "saved states");
-    let rows = if R::DELTA || R::NORMALISED { inputs.v.len() } else { 0 };
+    let rows = if R::DELTA { inputs.v.len() } else { 0 };
     assert_eq!(saved.rows.len(), rows, "saved rows");
     let normalisers = if R::NORMALISED { plan.chunks * dims.key } else { 0 };
     assert_eq!(saved.normalisers.len(), normalisers, "saved normalisers");
@@ -141,10 +143,11 @@ impl<R: Rule> Kernel for BackwardTask<'_, R> {
     #[inline(always)]
     unsafe fn run<L: Lanes, const WIDE: usize>(mut self) {
         let dims = self.inputs.dims;
-        let w = Workspace::carve(
+        let w = Workspace::carve::<R>(
             &mut self.carver,
             dims.key.next_multiple_of(L::COUNT),
             self.task.columns.len().next_multiple_of(L::COUNT),
+            self.inputs.gate.is_some(),
         );
         // SAFETY: `dispatch` vouches for the instruction set, the checks for the lengths.
         unsafe {
@@ -155,8 +158,9 @@ impl<R: Rule> Kernel for BackwardTask<'_, R> {
             let state = self.task.state * dims.key * dims.value + self.task.columns.start;
             let columns = self.task.columns.len();
             copy_out::<L>(w.ds, self.targets.state.at(state), dims.value, dims.key, columns);
-            if R::NORMALISED && self.task.split == 0 {
-                let to = self.targets.normaliser.at(self.task.state * dims.key);
+            if R::NORMALISED {
+                let part = self.task.split * self.inputs.normaliser.len();
+                let to = self.targets.normaliser.at(part + self.task.state * dims.key);
                 copy_out::<L>(w.dz, to, dims.key, 1, dims.key);
             }
         }
@@ -171,7 +175,7 @@ pub(super) struct Workspace {
     pub kt: Matrix,
     /// Output gradients, with the factor on the output.
     pub d_o: Matrix,
-    /// The same, decayed from the chunk's start.
+    /// The same, decayed from the chunk's start; without a gate the same matrix.
     pub d_o_start: Matrix,
     /// Prediction errors of the delta rule.
     pub error: Matrix,
@@ -182,6 +186,8 @@ pub(super) struct Workspace {
     pub dv: Matrix,
     /// `-exp(c_i) dv_i`.
     pub dv_start: Matrix,
+    /// What the normalised rule's queries get from the state, before the denominators' share.
+    pub dq: Matrix,
     pub p: Matrix,
     pub a: Matrix,
     pub g: Matrix,
@@ -203,22 +209,24 @@ pub(super) struct Workspace {
 
 impl Workspace {
     fn size(key: usize, columns: usize) -> usize {
-        CHUNK * (3 * key + 8 * columns + 5 * CHUNK + Decays::ROWS + 5) + 4 * key * columns + 2 * key + 26 * 16
+        CHUNK * (4 * key + 8 * columns + 5 * CHUNK + Decays::ROWS + 5) + 4 * key * columns + 2 * key + 26 * 16
     }
 
-    fn carve(carver: &mut Carver, key: usize, columns: usize) -> Self {
+    fn carve<R: Rule>(carver: &mut Carver, key: usize, columns: usize, gated: bool) -> Self {
+        let d_o = carver.matrix(CHUNK, columns);
         Self {
             q: carver.matrix(CHUNK, key),
             k: carver.matrix(CHUNK, key),
             kt: carver.matrix(key, CHUNK),
-            d_o: carver.matrix(CHUNK, columns),
-            d_o_start: carver.matrix(CHUNK, columns),
+            d_o,
+            d_o_start: if gated { carver.matrix(CHUNK, columns) } else { d_o },
             error: carver.matrix(CHUNK, columns),
             u: carver.matrix(CHUNK, columns),
             ut: carver.matrix(columns, CHUNK),
             d_error: carver.matrix(CHUNK, columns),
             dv: carver.matrix(CHUNK, columns),
             dv_start: carver.matrix(CHUNK, columns),
+            dq: carver.matrix(if R::NORMALISED { CHUNK } else { 0 }, key),
             p: carver.matrix(CHUNK, CHUNK),
             a: carver.matrix(CHUNK, CHUNK),
             g: carver.matrix(CHUNK, CHUNK),
@@ -295,14 +303,17 @@ unsafe fn run_chunk<L: Lanes, const WIDE: usize, R: Rule>(
     unsafe {
         load_keys::<L, R>(w.q, inputs.q, place, dims);
         load_keys::<L, R>(w.k, inputs.k, place, dims);
-        copy_or_zero::<L>(w.d_o, CHUNK, x.grads.o, first, stride, tokens, columns);
-        let writes = if R::DELTA { w.error } else { w.u };
-        let from = if R::DELTA { x.saved.rows } else { inputs.v };
-        copy_in::<L>(writes, CHUNK, from.as_ptr().add(first), stride, tokens, columns);
+        let mut w = *w;
+        if R::DELTA {
+            copy_in::<L>(w.error, CHUNK, x.saved.rows.as_ptr().add(first), stride, tokens, columns);
+        } else {
+            w.u = view_or_copy::<L>(w.u, CHUNK, inputs.v.as_ptr().add(first), stride, tokens, columns);
+        }
+        let w = &w;
         let decays = Decays::new::<L>(w.decays, inputs.gate, place.position, heads, task.head, tokens);
         let chunk = task.first_chunk + index;
         let state = x.saved.states.as_ptr().add(chunk * key * value + task.columns.start);
-        copy_in::<L>(w.s, w.q.stride, state, value, key, columns);
+        let s = view_or_copy::<L>(w.s, w.q.stride, state, value, key, columns);
         if R::NORMALISED {
             copy_in::<L>(w.z, 1, x.saved.normalisers.as_ptr().add(chunk * key), key, 1, key);
         }
@@ -312,36 +323,32 @@ unsafe fn run_chunk<L: Lanes, const WIDE: usize, R: Rule>(
         transpose::<L>(w.k, rows.next_multiple_of(L::COUNT), w.k.stride, w.kt);
         scores::<L, WIDE, R>(w.q, w.k, w.kt, w.p, w.a, Some(w.decay), decays, key, rows);
         row_gradients::<L, R>(x, w, place, decays);
-        transpose::<L>(w.u, rows.next_multiple_of(L::COUNT), w.u.stride, w.ut);
-        transpose::<L>(w.s, w.q.stride, w.s.stride, w.st);
+        transpose::<L>(w.u, rows.next_multiple_of(L::COUNT), w.d_o.stride, w.ut);
+        transpose::<L>(s, w.q.stride, w.s.stride, w.st);
         transpose::<L>(w.ds, w.q.stride, w.ds.stride, w.dst);
-        let c = Chunk { w: *w, decays, tokens, rows, key, columns, split: task.split };
-        let ahead = if index > 0 { CHUNK } else { 0 };
+        let dv = x.targets.v.at(first);
+        let c = Chunk { w: *w, decays, tokens, rows, key, columns, dv, stride };
+        let mut ahead = chunk_ahead::<R>(x, place, index, state);
         let mut row = rows;
         while row > 0 {
             row -= ROWS;
-            for from in [inputs.q, inputs.k] {
-                let start = from.as_ptr().wrapping_add(place.position * key);
-                let start = start.wrapping_sub(CHUNK * heads * key);
-                prefetch_rows(start, heads * key, key, row, ahead);
-            }
-            let other = [x.grads.o.unwrap_or(inputs.v), from];
-            for from in other {
-                let start = from.as_ptr().wrapping_add(first).wrapping_sub(CHUNK * stride);
-                prefetch_rows(start, stride, columns, row, ahead);
-            }
-            column_tiles!(L, WIDE, w.u.stride, write_rows, R; row, &c);
+            ahead.ask(SHARES[0]);
+            column_tiles!(L, WIDE, w.d_o.stride, write_rows, R; row, &c);
         }
         lower_product::<L, WIDE>(w.d_o, w.ut, w.g, columns, rows);
+        if R::NORMALISED {
+            denominator_gradients::<L, WIDE>(&c);
+        }
         if R::DELTA {
             lower_product::<L, WIDE>(w.dv, w.ut, w.h, columns, rows);
         }
-        mask::<L, R>(w, decays, task.split, rows);
-        let through = if gated { decays.total * inner_product::<L, R>(w, key) } else { 0.0 };
+        mask::<L, R>(w, decays, rows);
+        let through = if gated { decays.total * inner_product::<L, R>(w, columns) } else { 0.0 };
         let dq = x.targets.q.at(task.split * inputs.q.len() + place.position * key);
         let dk = x.targets.k.at(task.split * inputs.k.len() + place.position * key);
         let mut row = 0;
         while row < rows {
+            ahead.ask(SHARES[1]);
             let zero = L::splat(0.0);
             let (mut from_state, mut to_state) = ([zero; ROWS], [zero; ROWS]);
             column_tiles!(L, WIDE, w.q.stride, key_rows, R;
@@ -352,15 +359,47 @@ unsafe fn run_chunk<L: Lanes, const WIDE: usize, R: Rule>(
             }
             row += ROWS;
         }
-        copy_out::<L>(w.dv, x.targets.v.at(first), stride, tokens, columns);
         scalar_gradients::<L, R>(x, w, place, through);
         let mut row = 0;
         while row < key {
+            ahead.ask(SHARES[2]);
             column_tiles!(L, WIDE, w.ds.stride, state_rows, R; row, &c);
             row += ROWS;
         }
-        if R::NORMALISED && task.split == 0 {
+        if R::NORMALISED {
             add_weighted_rows::<L>(w.dz, decays.total, w.q, w.d_denominator.at(1, 0), rows);
         }
     }
 }
+
+/// What the chunk writes, and what the one before it reads.
+#[inline(always)]
+fn chunk_ahead<R: Rule>(x: &BackwardTask<'_, R>, place: Place, index: usize, state: *const f32) -> Ahead {
+    let (inputs, task, to) = (x.inputs, x.task, &x.targets);
+    let Dims { key, value, heads, .. } = *inputs.dims;
+    let (key_stride, value_stride, columns) = (heads * key, heads * value, task.columns.len());
+    let keys = place.position * key;
+    let values = place.position * value + task.columns.start;
+    let mut ahead = Ahead::new();
+    for (to, len) in [(to.q, inputs.q.len()), (to.k, inputs.k.len())] {
+        ahead.name(to.at(task.split * len + keys), key_stride, key, place.tokens);
+    }
+    ahead.name(to.v.at(values), value_stride, columns, place.tokens);
+    if index > 0 {
+        for from in [inputs.q, inputs.k] {
+            let before = from.as_ptr().wrapping_add(keys).wrapping_sub(CHUNK * key_stride);
+            ahead.name(before, key_stride, key, CHUNK);
+        }
+        let written = if R::DELTA { x.saved.rows } else { inputs.v };
+        for from in x.grads.o.into_iter().chain([written]) {
+            let before = from.as_ptr().wrapping_add(values).wrapping_sub(CHUNK * value_stride);
+            ahead.name(before, value_stride, columns, CHUNK);
+        }
+        ahead.name(state.wrapping_sub(key * value), value, columns, key);
+    }
+    ahead.spread((SHARES[0] + SHARES[1]) * place.rows / ROWS + SHARES[2] * key.div_ceil(ROWS))
+}
+
+/// Shares of the [prefetches](chunk_ahead) for each tile of rows of the writes, the keys and the state, as long as they
+/// take.
+const SHARES: [usize; 3] = [2, 4, 1];

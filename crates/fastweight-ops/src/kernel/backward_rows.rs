@@ -6,7 +6,9 @@ use super::backward::Workspace;
 use super::gates::Decays;
 use super::memory::Rule;
 use super::simd::Lanes;
-use super::tile::{ROWS, load, multiply, multiply_transposed, scale_rows, store, store_bounded, zeros};
+use super::tile::{
+    ROWS, column_tiles, load, multiply, multiply_transposed, scale_rows, store, store_bounded, zeros,
+};
 
 /// A chunk in progress.
 #[derive(Debug, Clone, Copy)]
@@ -19,7 +21,9 @@ pub(super) struct Chunk {
     pub key: usize,
     /// Value columns of the task.
     pub columns: usize,
-    pub split: usize,
+    /// Gradients of the chunk's first values; the next token is `stride` further.
+    pub dv: *mut f32,
+    pub stride: usize,
 }
 
 /// Gradients of the writes and of the values of [`ROWS`] tokens; those of later tokens are there.
@@ -36,8 +40,10 @@ pub(super) unsafe fn write_rows<L: Lanes, const N: usize, R: Rule>(column: usize
         scale_rows(&mut acc, c.decays.until_end(row));
         let (p, d_o) = (w.p.at(row, row), w.d_o.at(row, column));
         multiply_transposed(&mut acc, c.rows - row, p, w.p.stride, d_o, w.d_o.stride);
+        let target = c.dv.wrapping_add(row * c.stride + column);
+        let (tokens, left) = (c.tokens - row, c.columns.saturating_sub(column));
         if !R::DELTA {
-            store(&acc, w.dv.at(row, column), w.dv.stride);
+            store_bounded(&acc, target, c.stride, tokens, left);
             return;
         }
         let next = row + ROWS;
@@ -62,7 +68,55 @@ pub(super) unsafe fn write_rows<L: Lanes, const N: usize, R: Rule>(column: usize
         }
         store(&acc, w.d_error.at(row, column), w.d_error.stride);
         store(&dv, w.dv.at(row, column), w.dv.stride);
+        store_bounded(&dv, target, c.stride, tokens, left);
         store(&dv_start, w.dv_start.at(row, column), w.dv_start.stride);
+    }
+}
+
+/// Gradients of the denominators, from the factors `1 / denominator` in their place: minus the factor times
+/// `do_i . o_i = q_i . (S do_i) + sum_{j<=i} P_ij (do_i . u_j)`, where `do` has the factor and `G` is `do u^T`.
+///
+/// Leaves `S do_i`, decayed from the chunk's start, in `dq`.
+///
+/// # Safety
+/// The CPU supports `L`; the matrices hold the chunk.
+#[inline(always)]
+pub(super) unsafe fn denominator_gradients<L: Lanes, const WIDE: usize>(c: &Chunk) {
+    // SAFETY: vouched for by the caller.
+    unsafe {
+        let w = &c.w;
+        let mut row = 0;
+        while row < c.rows {
+            let mut sums = [L::splat(0.0); ROWS];
+            column_tiles!(L, WIDE, w.q.stride, reading_rows; row, c, &mut sums);
+            for m in 0..ROWS {
+                let i = row + m;
+                let mut sum = sums[m];
+                let mut j = 0;
+                while j <= i {
+                    sum = L::load(w.p.at(i, j)).mul_add(L::load(w.g.at(i, j)), sum);
+                    j += L::COUNT;
+                }
+                let d_denominator = -*w.d_denominator.at(0, i) * sum.sum();
+                *w.d_denominator.at(0, i) = d_denominator;
+                *w.d_denominator.at(1, i) = d_denominator * *c.decays.since_start(i);
+            }
+            row += ROWS;
+        }
+    }
+}
+
+/// `S do_i` of [`ROWS`] tokens, and its products with their queries.
+#[inline(always)]
+unsafe fn reading_rows<L: Lanes, const N: usize>(column: usize, row: usize, c: &Chunk, sums: &mut [L; ROWS]) {
+    // SAFETY: called on rows and columns inside the matrices.
+    unsafe {
+        let w = &c.w;
+        let mut acc = zeros::<L, N>();
+        let (d_o, st) = (w.d_o_start.at(row, 0), w.st.at(0, column));
+        multiply(&mut acc, c.columns, d_o, w.d_o_start.stride, st, w.st.stride);
+        store(&acc, w.dq.at(row, column), w.dq.stride);
+        add_row_products(sums, &load::<L, N>(w.q.at(row, column), w.q.stride), &acc);
     }
 }
 
@@ -93,11 +147,13 @@ pub(super) unsafe fn key_rows<L: Lanes, const N: usize, R: Rule>(
         let target = row * stride + column;
 
         let mut acc = zeros::<L, N>();
-        if R::NORMALISED && c.split == 0 {
-            add_outer(&mut acc, w.d_denominator.at(1, row), w.z.at(0, column));
-        }
         let st = w.st.at(0, column);
-        multiply(&mut acc, c.columns, w.d_o_start.at(row, 0), w.d_o_start.stride, st, w.st.stride);
+        if R::NORMALISED {
+            acc = load(w.dq.at(row, column), w.dq.stride);
+            add_outer(&mut acc, w.d_denominator.at(1, row), w.z.at(0, column));
+        } else {
+            multiply(&mut acc, c.columns, w.d_o_start.at(row, 0), w.d_o_start.stride, st, w.st.stride);
+        }
         add_row_products(from_state, &q, &acc);
         let (g, keys) = (w.g.at(row, 0), w.k.at(0, column));
         multiply(&mut acc, row + ROWS, g, w.g.stride, keys, w.k.stride);
@@ -118,7 +174,7 @@ pub(super) unsafe fn key_rows<L: Lanes, const N: usize, R: Rule>(
         let mut acc = zeros::<L, N>();
         let dst = w.dst.at(0, column);
         multiply(&mut acc, c.columns, w.u.at(row, 0), w.u.stride, dst, w.dst.stride);
-        if R::NORMALISED && c.split == 0 {
+        if R::NORMALISED {
             let one = [1f32; ROWS];
             add_outer(&mut acc, one.as_ptr(), w.dz.at(0, column));
         }

@@ -5,6 +5,7 @@ use super::backward::{BackwardTask, Workspace};
 use super::gates::{CHUNK, Decays, gate_gradients, is_reset};
 use super::memory::{Place, Rule, denominators};
 use super::simd::Lanes;
+use super::tile::load_some;
 
 /// Output gradients with their factors, writes from the prediction errors, and the gradients of the
 /// denominators.
@@ -19,10 +20,8 @@ pub(super) unsafe fn row_gradients<L: Lanes, R: Rule>(
     decays: Decays,
 ) {
     let dims = x.inputs.dims;
-    let whole = |i: usize| {
-        let start = (place.position + i * dims.heads) * dims.value;
-        start..start + dims.value
-    };
+    let columns = x.task.columns.len();
+    let gated = x.inputs.gate.is_some();
     // SAFETY: rows below CHUNK; `beta` was checked to reach the last token.
     unsafe {
         if R::NORMALISED {
@@ -33,22 +32,24 @@ pub(super) unsafe fn row_gradients<L: Lanes, R: Rule>(
             let mut factor = dims.scale;
             if R::NORMALISED {
                 factor = 1.0 / *w.d_denominator.at(0, i);
-                let dot = match x.grads.o {
-                    Some(grad) if valid => dot::<L>(&grad[whole(i)], &x.saved.rows[whole(i)]),
-                    _ => 0.0,
-                };
-                *w.d_denominator.at(0, i) = -factor * dot;
-                *w.d_denominator.at(1, i) = -factor * dot * *decays.since_start(i);
+                *w.d_denominator.at(0, i) = factor;
             }
             let beta = if R::DELTA && valid { x.inputs.beta[place.position + i * dims.heads] } else { 0.0 };
             *w.beta.at(0, i) = beta;
             let (factor, beta) = (L::splat(factor), L::splat(beta));
             let decay = L::splat(*decays.since_start(i));
+            let from = x.grads.o.filter(|_| valid).map_or(std::ptr::null(), |grad| {
+                grad.as_ptr().wrapping_add((place.position + i * dims.heads) * dims.value)
+            });
+            let left = if from.is_null() { 0 } else { columns };
+            let from = from.wrapping_add(x.task.columns.start);
             let mut j = 0;
             while j < w.d_o.stride {
-                let d_o = L::load(w.d_o.at(i, j)).mul(factor);
+                let d_o = load_some::<L>(from.wrapping_add(j), left.saturating_sub(j)).mul(factor);
                 d_o.store(w.d_o.at(i, j));
-                d_o.mul(decay).store(w.d_o_start.at(i, j));
+                if gated {
+                    d_o.mul(decay).store(w.d_o_start.at(i, j));
+                }
                 if R::DELTA {
                     L::load(w.error.at(i, j)).mul(beta).store(w.u.at(i, j));
                 }
@@ -67,26 +68,6 @@ pub(super) unsafe fn row_gradients<L: Lanes, R: Rule>(
     }
 }
 
-/// Inner product of two slices of equal length.
-#[inline(always)]
-unsafe fn dot<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
-    let len = a.len().min(b.len());
-    // SAFETY: reads below `len`.
-    unsafe {
-        let mut sum = L::splat(0.0);
-        let mut j = 0;
-        while j + L::COUNT <= len {
-            sum = L::load(a.as_ptr().add(j)).mul_add(L::load(b.as_ptr().add(j)), sum);
-            j += L::COUNT;
-        }
-        if j < len {
-            let (a, b) = (a.as_ptr().add(j), b.as_ptr().add(j));
-            sum = L::load_partial(a, len - j).mul_add(L::load_partial(b, len - j), sum);
-        }
-        sum.sum()
-    }
-}
-
 /// `G` and `H` from the plain products: decays, the denominators' share, nothing on the diagonal of `H`.
 ///
 /// A pair `j < i` adds `(do_i.u_j) P_ij + (dv_i.u_j) A_ij` to the gradient of `c_i` and takes it off that of
@@ -96,7 +77,7 @@ unsafe fn dot<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
 /// # Safety
 /// The CPU supports `L`; the matrices hold the task's current chunk.
 #[inline(always)]
-pub(super) unsafe fn mask<L: Lanes, R: Rule>(w: &Workspace, decays: Decays, split: usize, rows: usize) {
+pub(super) unsafe fn mask<L: Lanes, R: Rule>(w: &Workspace, decays: Decays, rows: usize) {
     let by_row = w.by_row.start;
     // SAFETY: cells on and left of the diagonal's register.
     unsafe {
@@ -109,7 +90,7 @@ pub(super) unsafe fn mask<L: Lanes, R: Rule>(w: &Workspace, decays: Decays, spli
             while j <= i {
                 let decay = L::load(w.decay.at(i, j));
                 let mut g = L::load(w.g.at(i, j));
-                if R::NORMALISED && split == 0 {
+                if R::NORMALISED {
                     g = g.add(L::splat(*w.d_denominator.at(0, i)));
                 }
                 g.mul(decay).store(w.g.at(i, j));
@@ -137,14 +118,14 @@ pub(super) unsafe fn mask<L: Lanes, R: Rule>(w: &Workspace, decays: Decays, spli
 /// # Safety
 /// The CPU supports `L`; the matrices hold the task's current chunk.
 #[inline(always)]
-pub(super) unsafe fn inner_product<L: Lanes, R: Rule>(w: &Workspace, key: usize) -> f32 {
-    // SAFETY: rows below `key`; padding columns are zero.
+pub(super) unsafe fn inner_product<L: Lanes, R: Rule>(w: &Workspace, columns: usize) -> f32 {
+    // SAFETY: rows below `columns`; padding is zero.
     unsafe {
         let mut sum = L::splat(0.0);
-        for i in 0..key {
+        for i in 0..columns {
             let mut j = 0;
-            while j < w.s.stride {
-                sum = L::load(w.s.at(i, j)).mul_add(L::load(w.ds.at(i, j)), sum);
+            while j < w.st.stride {
+                sum = L::load(w.st.at(i, j)).mul_add(L::load(w.dst.at(i, j)), sum);
                 j += L::COUNT;
             }
         }

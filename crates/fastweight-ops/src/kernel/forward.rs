@@ -7,20 +7,16 @@
 //! `exp(c_n) S + sum_i exp(c_n - c_i) k_i u_i^T`. The triangular system is solved by forward substitution
 //! in registers, four rows at a time.
 
-#![allow(clippy::needless_range_loop, reason = "tiles are indexed by row and register")]
-
 use std::marker::PhantomData;
 
+use super::ahead::Ahead;
+use super::dims::Dims;
+use super::forward_rows::{Chunk, output_rows, state_rows};
 use super::gates::{CHUNK, Decays};
-use super::memory::{
-    Inputs, Place, Rule, add_weighted_rows, denominators, flush, load_keys, prefetch_rows, scores,
-};
+use super::memory::{Inputs, Place, Rule, add_weighted_rows, denominators, flush, load_keys, scores};
 use super::plan::{Plan, Task};
 use super::simd::{InstructionSet, Kernel, Lanes, dispatch};
-use super::tile::{
-    Matrix, ROWS, column_tiles, copy_in, copy_out, load, multiply, multiply_transposed, scale_rows, store,
-    store_bounded, transpose, zeros,
-};
+use super::tile::{Matrix, ROWS, column_tiles, copy_in, copy_out, transpose, view_or_copy};
 use super::workspace::{Carver, SharedOut, Unwritten, with_workspace};
 
 /// Outputs of the forward pass, and what the backward pass wants to see again.
@@ -37,13 +33,12 @@ pub struct Outputs {
 }
 
 /// What the forward pass leaves for the backward pass: a state every [`CHUNK`] tokens and, for the delta
-/// and the normalised rule, one row of value size a token.
+/// rule, one row of value size a token.
 #[derive(Debug, Clone, Copy)]
 pub struct Saved<'a> {
     /// Chunk-start states `[chunks, key, value]`, the chunks of a head one after the other.
     pub states: &'a [f32],
-    /// `[batch, time, heads, value]`: prediction errors `v - S^T k` of the delta rule, or the outputs of
-    /// the normalised rule.
+    /// `[batch, time, heads, value]`: prediction errors `v - S^T k` of the delta rule.
     pub rows: &'a [f32],
     /// Chunk-start normalisers `[chunks, key]`.
     pub normalisers: &'a [f32],
@@ -78,7 +73,7 @@ pub fn forward<R: Rule>(inputs: &Inputs<'_>, save: bool) -> Outputs {
     inputs.check::<R>();
     let plan = Plan::new(inputs.dims, InstructionSet::active());
     let state_size = inputs.dims.key * inputs.dims.value;
-    let rows_saved = save && (R::DELTA || R::NORMALISED);
+    let rows_saved = save && R::DELTA;
     let lens = [
         inputs.v.len(),
         inputs.state_len(),
@@ -133,22 +128,22 @@ impl<R: Rule> Kernel for ForwardTask<'_, R> {
 
 /// Matrices of one task, named as in the module's formulas.
 #[derive(Clone, Copy)]
-struct Workspace {
-    q: Matrix,
-    k: Matrix,
-    v: Matrix,
+pub(super) struct Workspace {
+    pub q: Matrix,
+    pub k: Matrix,
+    pub v: Matrix,
     /// Writes; for the additive rules the values themselves.
-    u: Matrix,
+    pub u: Matrix,
     /// Writes, decayed to the chunk's end; the values themselves for the additive rules without a gate.
-    u_end: Matrix,
-    kt: Matrix,
-    p: Matrix,
-    a: Matrix,
-    s: Matrix,
-    z: Matrix,
-    decays: Matrix,
-    beta: Matrix,
-    out_scale: Matrix,
+    pub u_end: Matrix,
+    pub kt: Matrix,
+    pub p: Matrix,
+    pub a: Matrix,
+    pub s: Matrix,
+    pub z: Matrix,
+    pub decays: Matrix,
+    pub beta: Matrix,
+    pub out_scale: Matrix,
 }
 
 impl Workspace {
@@ -175,22 +170,6 @@ impl Workspace {
             out_scale: carver.matrix(1, CHUNK),
         }
     }
-}
-
-/// A chunk in progress.
-#[derive(Clone, Copy)]
-struct Chunk {
-    w: Workspace,
-    decays: Decays,
-    tokens: usize,
-    key: usize,
-    /// Value columns of the task.
-    columns: usize,
-    /// First output number of the chunk, and the same place among the saved rows, if any.
-    o: *mut f32,
-    saved_row: Option<*mut f32>,
-    /// From a token to the next in `v` and `o`.
-    stride: usize,
 }
 
 #[inline(always)]
@@ -222,9 +201,7 @@ unsafe fn run_task<L: Lanes, const WIDE: usize, R: Rule>(
         for index in 0..chunks {
             let place = Place::new(task, heads, index);
             let first = place.position * value + task.columns.start;
-            load_keys::<L, R>(w.q, inputs.q, place, dims);
-            load_keys::<L, R>(w.k, inputs.k, place, dims);
-            copy_in::<L>(w.v, CHUNK, inputs.v.as_ptr().add(first), stride, place.tokens, columns);
+            let w = load_chunk::<L, R>(w, inputs, task, place);
             let decays =
                 Decays::new::<L>(w.decays, inputs.gate, place.position, heads, task.head, place.tokens);
             if inputs.gate.is_some() {
@@ -244,20 +221,16 @@ unsafe fn run_task<L: Lanes, const WIDE: usize, R: Rule>(
                 saved_row: (!targets.saved_rows.is_null()).then(|| targets.saved_rows.at(first)),
                 stride,
             };
-            let left = task.tokens - index * CHUNK;
-            let next = left.saturating_sub(CHUNK).min(CHUNK);
-            let ahead = (place.position + CHUNK * heads) * key;
+            let mut ahead = chunk_ahead(inputs, task, targets, place, index);
             let mut row = 0;
             while row < place.rows {
-                prefetch_rows(inputs.q.as_ptr().wrapping_add(ahead), heads * key, key, row, next);
-                prefetch_rows(inputs.k.as_ptr().wrapping_add(ahead), heads * key, key, row, next);
-                let ahead = inputs.v.as_ptr().wrapping_add(first + CHUNK * stride);
-                prefetch_rows(ahead, stride, columns, row, next);
+                ahead.ask(SHARES[0]);
                 column_tiles!(L, WIDE, w.s.stride, output_rows, R; row, &chunk);
                 row += ROWS;
             }
             let mut row = 0;
             while row < key {
+                ahead.ask(SHARES[1]);
                 column_tiles!(L, WIDE, w.s.stride, state_rows; row, &chunk);
                 row += ROWS;
             }
@@ -270,6 +243,37 @@ unsafe fn run_task<L: Lanes, const WIDE: usize, R: Rule>(
             copy_out::<L>(w.z, targets.normaliser.at(task.state * key), key, 1, key);
         }
     }
+}
+
+/// Loads the chunk's q, k and v. What the additive rules read once, or only to decay it, stays where it lies: what is
+/// copied drives the state out of the first-level cache.
+#[inline(always)]
+unsafe fn load_chunk<L: Lanes, R: Rule>(
+    mut w: Workspace,
+    inputs: &Inputs<'_>,
+    task: &Task,
+    place: Place,
+) -> Workspace {
+    let Dims { heads, key, value, .. } = *inputs.dims;
+    let (stride, columns) = (heads * value, task.columns.len());
+    // SAFETY: `place` is inside the arrays, whose lengths were checked.
+    unsafe {
+        load_keys::<L, R>(w.k, inputs.k, place, inputs.dims);
+        if R::DELTA || R::NORMALISED {
+            load_keys::<L, R>(w.q, inputs.q, place, inputs.dims);
+        } else {
+            let from = inputs.q.as_ptr().add(place.position * key);
+            w.q = view_or_copy::<L>(w.q, CHUNK, from, heads * key, place.tokens, key);
+        }
+        let from = inputs.v.as_ptr().add(place.position * value + task.columns.start);
+        if !R::DELTA && inputs.gate.is_some() {
+            w.v = view_or_copy::<L>(w.v, CHUNK, from, stride, place.tokens, columns);
+            w.u = w.v;
+        } else {
+            copy_in::<L>(w.v, CHUNK, from, stride, place.tokens, columns);
+        }
+    }
+    w
 }
 
 /// Saves the state at the start of the `index`-th chunk of the task.
@@ -313,7 +317,7 @@ unsafe fn row_factors<L: Lanes, R: Rule>(w: &Workspace, inputs: &Inputs<'_>, pla
             } else if inputs.gate.is_some() {
                 let decay = L::splat(*decays.until_end(i));
                 let mut j = 0;
-                while j < w.v.stride {
+                while j < w.u_end.stride {
                     L::load(w.v.at(i, j)).mul(decay).store(w.u_end.at(i, j));
                     j += L::COUNT;
                 }
@@ -322,69 +326,28 @@ unsafe fn row_factors<L: Lanes, R: Rule>(w: &Workspace, inputs: &Inputs<'_>, pla
     }
 }
 
-/// Writes and outputs of [`ROWS`] tokens.
+/// What the next chunk reads and writes.
 #[inline(always)]
-unsafe fn output_rows<L: Lanes, const N: usize, R: Rule>(column: usize, row: usize, c: &Chunk) {
-    // SAFETY: `run_task` calls it on rows and columns inside the matrices.
-    unsafe {
-        let w = &c.w;
-        let left = c.columns.saturating_sub(column);
-        let tokens = c.tokens - row;
-        if R::DELTA {
-            let mut acc = zeros::<L, N>();
-            multiply(&mut acc, c.key, w.k.at(row, 0), w.k.stride, w.s.at(0, column), w.s.stride);
-            for (m, registers) in acc.iter_mut().enumerate() {
-                let decay = L::splat(-*c.decays.since_start(row + m));
-                for (n, register) in registers.iter_mut().enumerate() {
-                    *register = register.mul_add(decay, L::load(w.v.at(row + m, column + n * L::COUNT)));
-                }
-            }
-            multiply(&mut acc, row, w.a.at(row, 0), w.a.stride, w.u.at(0, column), w.u.stride);
-            let mut u = acc;
-            for m in 0..ROWS {
-                for l in 0..m {
-                    let factor = L::splat(*w.a.at(row + m, row + l));
-                    for n in 0..N {
-                        acc[m][n] = factor.mul_add(u[l][n], acc[m][n]);
-                    }
-                }
-                let beta = L::splat(*w.beta.at(0, row + m));
-                for n in 0..N {
-                    u[m][n] = acc[m][n].mul(beta);
-                }
-            }
-            store(&u, w.u.at(row, column), w.u.stride);
-            if let Some(saved) = c.saved_row {
-                store_bounded(&acc, saved.add(row * c.stride + column), c.stride, tokens, left);
-            }
-            scale_rows(&mut u, c.decays.until_end(row));
-            store(&u, w.u_end.at(row, column), w.u_end.stride);
-        }
-        let mut acc = zeros::<L, N>();
-        multiply(&mut acc, c.key, w.q.at(row, 0), w.q.stride, w.s.at(0, column), w.s.stride);
-        scale_rows(&mut acc, c.decays.since_start(row));
-        multiply(&mut acc, row + ROWS, w.p.at(row, 0), w.p.stride, w.u.at(0, column), w.u.stride);
-        scale_rows(&mut acc, w.out_scale.at(0, row));
-        store_bounded(&acc, c.o.add(row * c.stride + column), c.stride, tokens, left);
-        if let (true, Some(saved)) = (R::NORMALISED, c.saved_row) {
-            store_bounded(&acc, saved.add(row * c.stride + column), c.stride, tokens, left);
-        }
+fn chunk_ahead(inputs: &Inputs<'_>, task: &Task, to: Targets, place: Place, index: usize) -> Ahead {
+    let Dims { key, value, heads, .. } = *inputs.dims;
+    let columns = task.columns.len();
+    let tokens = task.tokens.saturating_sub((index + 1) * CHUNK).min(CHUNK);
+    let position = place.position + CHUNK * heads;
+    let values = position * value + task.columns.start;
+    let mut ahead = Ahead::new();
+    for from in [inputs.q, inputs.k] {
+        ahead.name(from.as_ptr().wrapping_add(position * key), heads * key, key, tokens);
     }
+    ahead.name(inputs.v.as_ptr().wrapping_add(values), heads * value, columns, tokens);
+    if tokens > 0 && !to.saved_states.is_null() {
+        let state = (task.first_chunk + index + 1) * key * value + task.columns.start;
+        ahead.name(to.saved_states.at(state), value, columns, key);
+    }
+    for to in [to.o, to.saved_rows].into_iter().filter(|to| !to.is_null()) {
+        ahead.name(to.at(values), heads * value, columns, tokens);
+    }
+    ahead.spread(SHARES[0] * place.rows / ROWS + SHARES[1] * key.div_ceil(ROWS))
 }
 
-/// [`ROWS`] rows of the state at the chunk's end.
-#[inline(always)]
-unsafe fn state_rows<L: Lanes, const N: usize>(column: usize, row: usize, c: &Chunk) {
-    // SAFETY: `run_task` calls it on rows and columns inside the matrices.
-    unsafe {
-        let w = &c.w;
-        let mut acc = load::<L, N>(w.s.at(row, column), w.s.stride);
-        let total = L::splat(c.decays.total);
-        for register in acc.iter_mut().flatten() {
-            *register = register.mul(total);
-        }
-        let (k, u) = (w.k.at(0, row), w.u_end.at(0, column));
-        multiply_transposed(&mut acc, c.tokens, k, w.k.stride, u, w.u_end.stride);
-        store(&acc, w.s.at(row, column), w.s.stride);
-    }
-}
+/// Shares of the [prefetches](chunk_ahead) for each tile of rows of the outputs and the state, as long as they take.
+const SHARES: [usize; 2] = [2, 1];

@@ -6,6 +6,10 @@ use super::tile::Matrix;
 /// Tokens of a chunk.
 pub const CHUNK: usize = 32;
 
+/// Decays from tokens before this one to itself or later ones are products of two, which take a few exponentials for
+/// each chunk in place of one for each pair.
+const MIDDLE: usize = CHUNK / 2;
+
 /// Exponent taken off once for every reset between two tokens; far below [`EXP_FLOOR`], so the decay
 /// across a reset is exactly zero.
 const RESET: f32 = 1024.0;
@@ -52,7 +56,8 @@ pub fn is_reset(gate: f32) -> bool {
 /// is kept beside it, and two tokens with a reset between them have decay zero.
 #[derive(Debug, Clone, Copy)]
 pub struct Decays {
-    /// Rows: high part, low part, resets, index, decay from the chunk's start, decay to its end.
+    /// Rows: high part, low part, resets, index, decay from the chunk's start, decay to its end, and between the token
+    /// and the last one before [`MIDDLE`], whichever comes first.
     rows: Matrix,
     gated: bool,
     /// Decay over the whole chunk.
@@ -61,7 +66,7 @@ pub struct Decays {
 
 impl Decays {
     /// Rows of [`CHUNK`] numbers that it needs.
-    pub const ROWS: usize = 6;
+    pub const ROWS: usize = 7;
 
     /// Reads the gates of `tokens` tokens, the first at flat position `position`, `heads` apart.
     ///
@@ -79,7 +84,8 @@ impl Decays {
         // SAFETY: indices below CHUNK in rows that the caller vouches for.
         unsafe {
             let (high, low, resets) = (rows.at(0, 0), rows.at(1, 0), rows.at(2, 0));
-            let (index, from_start, to_end) = (rows.at(3, 0), rows.at(4, 0), rows.at(5, 0));
+            let (index, from_start, to_end, across) =
+                (rows.at(3, 0), rows.at(4, 0), rows.at(5, 0), rows.at(6, 0));
             let (mut sum, mut count) = (0f64, 0f32);
             for i in 0..CHUNK {
                 if i < tokens {
@@ -105,6 +111,18 @@ impl Decays {
                 h.add(l).sub(r).exp().store(from_start.add(j));
                 let left = last_high.sub(h).add(last_low.sub(l)).sub(last_resets.sub(r));
                 left.exp().store(to_end.add(j));
+                j += L::COUNT;
+            }
+            let middle = MIDDLE - 1;
+            let (mid_high, mid_low) = (L::splat(*high.add(middle)), L::splat(*low.add(middle)));
+            let mid_resets = L::splat(*resets.add(middle));
+            let mut j = 0;
+            while gate.is_some() && j < CHUNK {
+                let sign = L::splat(if j < MIDDLE { 1.0 } else { -1.0 });
+                let high = mid_high.sub(L::load(high.add(j)));
+                let low = mid_low.sub(L::load(low.add(j)));
+                let resets = mid_resets.sub(L::load(resets.add(j)));
+                high.add(low).sub(resets).mul(sign).exp().store(across.add(j));
                 j += L::COUNT;
             }
             Self { rows, gated: gate.is_some(), total: *from_start.add(last) }
@@ -139,6 +157,10 @@ impl Decays {
     pub unsafe fn between<L: Lanes>(self, i: usize, j: usize) -> L {
         // SAFETY: vouched for by the caller.
         unsafe {
+            if self.gated && j + L::COUNT <= MIDDLE && i >= MIDDLE {
+                let value = L::splat(*self.rows.at(6, i)).mul(L::load(self.rows.at(6, j)));
+                return value.flush_tiny();
+            }
             let value = if self.gated {
                 let high = L::splat(*self.rows.at(0, i)).sub(L::load(self.rows.at(0, j)));
                 let low = L::splat(*self.rows.at(1, i)).sub(L::load(self.rows.at(1, j)));

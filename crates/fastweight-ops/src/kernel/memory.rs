@@ -4,7 +4,7 @@ use super::dims::Dims;
 use super::gates::{CHUNK, Decays, Gate};
 use super::plan::Task;
 use super::simd::Lanes;
-use super::tile::{Matrix, copy_in, lower_product};
+use super::tile::{Matrix, copy_in, load_some, lower_product};
 
 /// Added to the denominator of the normalised memory.
 pub const EPSILON: f32 = 1e-6;
@@ -130,7 +130,14 @@ impl Place {
     }
 }
 
-/// `elu(x) + 1` of the first `rows` rows and `columns` columns, in place; padding stays zero.
+/// `elu(x) + 1` lane by lane.
+#[inline(always)]
+fn elu_plus_one<L: Lanes>(x: L) -> L {
+    let zero = x.same(0.0);
+    zero.max(x).add(zero.min(x).exp())
+}
+
+/// `elu + 1` of the first `rows` rows and `columns` columns, in place; padding stays zero.
 ///
 /// # Safety
 /// The CPU supports `L`; the cells are inside the matrix.
@@ -141,13 +148,42 @@ pub unsafe fn feature_map<L: Lanes>(x: Matrix, rows: usize, columns: usize) {
         for i in 0..rows {
             let mut j = 0;
             while j < columns {
-                let value = L::load(x.at(i, j));
-                let zero = value.same(0.0);
-                let value = zero.max(value).add(zero.min(value).exp());
+                let value = elu_plus_one(L::load(x.at(i, j)));
                 if columns - j >= L::COUNT {
                     value.store(x.at(i, j));
                 } else {
                     value.store_partial(x.at(i, j), columns - j);
+                }
+                j += L::COUNT;
+            }
+        }
+    }
+}
+
+/// `elu + 1` of `rows` rows of `columns` numbers into a matrix of [`CHUNK`] rows, whose padding is zeroed.
+///
+/// # Safety
+/// As [`copy_in`].
+#[inline(always)]
+unsafe fn copy_mapped<L: Lanes>(to: Matrix, from: *const f32, stride: usize, rows: usize, columns: usize) {
+    // SAFETY: vouched for by the caller; the rows of the matrix are padded to whole registers.
+    unsafe {
+        for i in 0..CHUNK {
+            let mut j = 0;
+            while j < to.stride {
+                let left = if i < rows { columns.saturating_sub(j) } else { 0 };
+                let at = to.at(i, j);
+                if left > 0 {
+                    let x = load_some::<L>(from.add(i * stride + j), left);
+                    let mapped = elu_plus_one(x);
+                    if left >= L::COUNT {
+                        mapped.store(at);
+                    } else {
+                        x.same(0.0).store(at);
+                        mapped.store_partial(at, left);
+                    }
+                } else {
+                    L::splat(0.0).store(at);
                 }
                 j += L::COUNT;
             }
@@ -164,9 +200,10 @@ pub unsafe fn load_keys<L: Lanes, R: Rule>(to: Matrix, from: &[f32], place: Plac
     // SAFETY: `place` is inside the array, whose length was checked.
     unsafe {
         let start = from.as_ptr().add(place.position * dims.key);
-        copy_in::<L>(to, CHUNK, start, dims.heads * dims.key, place.tokens, dims.key);
         if R::NORMALISED {
-            feature_map::<L>(to, place.tokens, dims.key);
+            copy_mapped::<L>(to, start, dims.heads * dims.key, place.tokens, dims.key);
+        } else {
+            copy_in::<L>(to, CHUNK, start, dims.heads * dims.key, place.tokens, dims.key);
         }
     }
 }
@@ -294,60 +331,4 @@ pub unsafe fn flush<L: Lanes>(matrix: Matrix, rows: usize, chunk: usize) {
             j += L::COUNT;
         }
     }
-}
-
-/// Asks for the rows of another chunk ahead of time, a few at a time.
-///
-/// The address may be anything; a prefetch never faults.
-#[inline(always)]
-pub fn prefetch_rows(start: *const f32, stride: usize, columns: usize, first: usize, tokens: usize) {
-    for row in first..(first + super::tile::ROWS).min(tokens) {
-        let row = start.wrapping_add(row * stride);
-        let mut column = 0;
-        while column < columns {
-            prefetch(row.wrapping_add(column));
-            column += LINE;
-        }
-        // A row that does not begin on a cache line ends on one more.
-        prefetch(row.wrapping_add(columns.saturating_sub(1)));
-    }
-}
-
-/// Asks for a row that is about to be written: stores to lines that are not there wait for memory.
-///
-/// The address may be anything; a prefetch never faults.
-#[inline(always)]
-pub fn prefetch_for_writing(start: *const f32, columns: usize) {
-    let mut column = 0;
-    while column < columns {
-        prefetch_line_for_writing(start.wrapping_add(column));
-        column += LINE;
-    }
-    prefetch_line_for_writing(start.wrapping_add(columns.saturating_sub(1)));
-}
-
-/// Numbers in a cache line.
-const LINE: usize = 16;
-
-#[inline(always)]
-fn prefetch(address: *const f32) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: SSE is part of x86-64, and a prefetch of any address is harmless.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
-}
-
-#[inline(always)]
-fn prefetch_line_for_writing(address: *const f32) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction does nothing on CPUs without it, and a prefetch of any address is harmless.
-    unsafe {
-        std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
 }

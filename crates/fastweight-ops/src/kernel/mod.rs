@@ -7,11 +7,13 @@
 //!
 //! The operators' own `cpu.rs` files only say which rule and which inputs they have.
 
+pub(crate) mod ahead;
 pub(crate) mod backward;
 mod backward_rows;
 mod backward_scalars;
 mod dims;
 pub(crate) mod forward;
+mod forward_rows;
 pub(crate) mod gates;
 pub(crate) mod memory;
 mod plan;

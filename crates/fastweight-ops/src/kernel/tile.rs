@@ -210,6 +210,46 @@ pub unsafe fn store_bounded<L: Lanes, const N: usize>(
     }
 }
 
+/// A register of at most `left` numbers, zero in the other lanes.
+///
+/// # Safety
+/// The CPU supports `L`; that many numbers are readable.
+#[inline(always)]
+pub unsafe fn load_some<L: Lanes>(from: *const f32, left: usize) -> L {
+    // SAFETY: vouched for by the caller; a partial load reads only what is left.
+    unsafe {
+        if left >= L::COUNT {
+            L::load(from)
+        } else if left > 0 {
+            L::load_partial(from, left)
+        } else {
+            L::splat(0.0)
+        }
+    }
+}
+
+/// `rows` rows of `columns` numbers where they lie, if they need no padding; else their copy, as [`copy_in`]. For
+/// matrices that are read once: rows far apart share few sets of the first-level cache.
+///
+/// # Safety
+/// As [`copy_in`]; nothing is written to a matrix that lies where it was.
+#[inline(always)]
+pub unsafe fn view_or_copy<L: Lanes>(
+    to: Matrix,
+    padded_rows: usize,
+    from: *const f32,
+    from_stride: usize,
+    rows: usize,
+    columns: usize,
+) -> Matrix {
+    if rows == padded_rows && columns == to.stride {
+        return Matrix { start: from.cast_mut(), stride: from_stride };
+    }
+    // SAFETY: vouched for by the caller.
+    unsafe { copy_in::<L>(to, padded_rows, from, from_stride, rows, columns) };
+    to
+}
+
 /// Copies `rows` rows of `columns` numbers into a matrix and zeroes its padding: the rest of each row up
 /// to the stride, and the rows up to `padded_rows`.
 ///
@@ -225,20 +265,13 @@ pub unsafe fn copy_in<L: Lanes>(
     rows: usize,
     columns: usize,
 ) {
-    // SAFETY: vouched for by the caller; a partial load reads only what is left of the row.
+    // SAFETY: vouched for by the caller.
     unsafe {
         for i in 0..padded_rows {
             let mut j = 0;
             while j < to.stride {
                 let left = if i < rows { columns.saturating_sub(j) } else { 0 };
-                let register = if left >= L::COUNT {
-                    L::load(from.add(i * from_stride + j))
-                } else if left > 0 {
-                    L::load_partial(from.add(i * from_stride + j), left)
-                } else {
-                    L::splat(0.0)
-                };
-                register.store(to.at(i, j));
+                load_some::<L>(from.wrapping_add(i * from_stride + j), left).store(to.at(i, j));
                 j += L::COUNT;
             }
         }

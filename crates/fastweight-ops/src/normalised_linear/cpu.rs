@@ -3,8 +3,7 @@
 //!
 //! The normaliser is one more value column whose value is always 1, kept apart: its share of the scores is
 //! their row sum, its share of the gradients one number a token.
-//! For the backward pass a head keeps `4 (K V / 32 + K / 32 + V)` bytes a token: both states every 32
-//! tokens, and the token's output.
+//! For the backward pass a head keeps `4 (K V / 32 + K / 32)` bytes a token: both states every 32 tokens.
 
 use crate::fused::{Forward, FusedOp};
 use crate::kernel::backward::{OutputGradients, backward};
@@ -52,8 +51,7 @@ impl FusedOp for FusedNormalisedLinear {
 
     fn forward(&self, inputs: &[&[f32]], save: bool) -> Forward {
         let out = forward::<Normalised>(&self.inputs(inputs), save);
-        let saved =
-            if save { vec![out.saved.states, out.saved.rows, out.saved.normalisers] } else { Vec::new() };
+        let saved = if save { vec![out.saved.states, out.saved.normalisers] } else { Vec::new() };
         Forward { outputs: vec![out.o, out.state, out.normaliser], saved }
     }
 
@@ -64,7 +62,7 @@ impl FusedOp for FusedNormalisedLinear {
         grads: &[Option<&[f32]>],
         needs: &[bool],
     ) -> Vec<Option<Vec<f32>>> {
-        let saved = Saved { states: &saved[0], rows: &saved[1], normalisers: &saved[2] };
+        let saved = Saved { states: &saved[0], rows: &[], normalisers: &saved[1] };
         let outputs = OutputGradients { o: grads[0], state: grads[1], normaliser: grads[2] };
         let x = backward::<Normalised>(&self.inputs(inputs), saved, outputs);
         let gradients = [x.q, x.k, x.v, x.state, x.normaliser, x.gate];

@@ -3,10 +3,11 @@
 use super::backward::{BLOCK, BackwardTask, STRETCH, Workspace, transposed_in};
 use super::backward_rows::{last_token, token};
 use super::backward_states::{states_again, stretch_starts};
-use super::{Rule, fill, prefetch_token, scale_rows, sweeps};
+use super::{Rule, fill, scale_rows, sweeps, tokens_ahead};
+use crate::kernel::ahead::Ahead;
 use crate::kernel::dims::Dims;
 use crate::kernel::gates::{CHUNK, is_reset};
-use crate::kernel::memory::{Place, prefetch_for_writing, prefetch_rows};
+use crate::kernel::memory::Place;
 use crate::kernel::simd::Lanes;
 use crate::kernel::tile::{Matrix, copy_in, copy_out};
 
@@ -57,6 +58,7 @@ pub(super) unsafe fn run_chunk<L: Lanes, const WIDE: usize, R: Rule>(
             fill::<L>(w.d_momentum_rate, 0..place.tokens, 0.0);
         }
         stretch_starts::<L, WIDE, R>(w, columns, place.tokens);
+        let mut ahead = chunk_ahead::<R>(x, place, index, start);
         for from in (0..place.tokens).step_by(STRETCH).rev() {
             let to = place.tokens.min(from + STRETCH);
             let mut column = 0;
@@ -70,12 +72,7 @@ pub(super) unsafe fn run_chunk<L: Lanes, const WIDE: usize, R: Rule>(
                     last_token::<L, R>(w, column, rows, to - 1);
                 }
                 for t in (from..to).rev() {
-                    if column == 0 {
-                        prefetch_targets::<R>(x, place, first, t);
-                        if index > 0 {
-                            prefetch_past::<R>(x, place, first, t);
-                        }
-                    }
+                    ahead.ask(1);
                     if sweeps(t) {
                         token::<L, WIDE, R, true>(w, column, rows, t, from);
                     } else {
@@ -95,44 +92,48 @@ pub(super) unsafe fn run_chunk<L: Lanes, const WIDE: usize, R: Rule>(
     }
 }
 
-/// Asks for the token a chunk earlier.
+/// What the chunk writes, and what the one before it reads.
 #[inline(always)]
-fn prefetch_past<R: Rule>(x: &BackwardTask<'_, R>, place: Place, first: usize, t: usize) {
-    let dims = x.inputs.dims;
-    let past = CHUNK * dims.heads;
-    prefetch_token::<R>(x.inputs, place.position.wrapping_sub(past), t, &x.task.columns);
-    let at = first.wrapping_add(t * dims.heads * dims.value).wrapping_sub(past * dims.value);
-    for from in [x.saved.rows, x.grads.o.unwrap_or(&[])] {
-        if !from.is_empty() {
-            prefetch_rows(from.as_ptr().wrapping_add(at), 0, x.task.columns.len(), 0, 1);
-        }
-    }
-}
-
-/// Asks for where the token's gradients go.
-#[inline(always)]
-fn prefetch_targets<R: Rule>(x: &BackwardTask<'_, R>, place: Place, first: usize, t: usize) {
+fn chunk_ahead<R: Rule>(x: &BackwardTask<'_, R>, place: Place, index: usize, start: usize) -> Ahead {
     let (inputs, to, split) = (x.inputs, &x.targets, x.task.split);
     let Dims { heads, key, value, .. } = *inputs.dims;
-    let at = (place.position + t * heads) * key;
+    let columns = &x.task.columns;
+    let mut ahead = Ahead::new();
+    let first = place.position * value + columns.start;
+    let gates = [to.rate, to.decay, to.momentum];
+    for to in std::iter::once(to.v).chain(gates.into_iter().filter(|_| R::COLUMN_GATES)) {
+        ahead.name(to.at(first), heads * value, columns.len(), place.tokens);
+    }
+    let decay = if R::MOMENTUM { 0 } else { inputs.decay.len() };
     for (to, len) in [
         (to.q, inputs.q.len()),
         (to.write, inputs.write.len()),
         (to.read, inputs.read.len()),
         (to.value_key, inputs.value_key.len()),
-        (to.decay, if R::MOMENTUM { 0 } else { inputs.decay.len() }),
+        (to.decay, decay),
     ] {
-        if len == inputs.q.len() {
-            prefetch_for_writing(to.at(split * len + at), key);
+        if len > 0 {
+            let first = to.at(split * len + place.position * key);
+            ahead.name(first, heads * key, key, place.tokens);
         }
     }
-    let first = first + t * heads * value;
-    prefetch_for_writing(to.v.at(first), x.task.columns.len());
-    if R::COLUMN_GATES {
-        for to in [to.rate, to.decay, to.momentum] {
-            prefetch_for_writing(to.at(first), x.task.columns.len());
+    if index > 0 {
+        let before = CHUNK * heads;
+        tokens_ahead::<R>(&mut ahead, inputs, place.position - before, CHUNK, columns);
+        for from in [x.saved.rows, x.grads.o.unwrap_or(&[])] {
+            if !from.is_empty() {
+                let from = from.as_ptr().wrapping_add(first - before * value);
+                ahead.name(from, heads * value, columns.len(), CHUNK);
+            }
+        }
+        for from in [x.saved.states, x.saved.momenta] {
+            if !from.is_empty() {
+                let from = from.as_ptr().wrapping_add(start - key * value);
+                ahead.name(from, value, columns.len(), key);
+            }
         }
     }
+    ahead.spread(place.tokens * columns.len().div_ceil(BLOCK))
 }
 
 /// What each token wrote.

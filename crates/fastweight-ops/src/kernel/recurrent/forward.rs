@@ -3,9 +3,9 @@
 #![allow(clippy::needless_range_loop, reason = "tiles are indexed by register")]
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
-use super::{Inputs, Rule, Staged, prefetch_token, sweeps, swept};
+use super::{Inputs, Rule, Staged, sweeps, swept, tokens_ahead};
+use crate::kernel::ahead::Ahead;
 use crate::kernel::gates::CHUNK;
 use crate::kernel::memory::Place;
 use crate::kernel::plan::{Plan, Task};
@@ -92,11 +92,7 @@ struct ForwardTask<'a, R> {
 }
 
 /// A chunk in progress.
-struct Chunk<'a, R> {
-    inputs: &'a Inputs<'a>,
-    /// The next chunk's first token, and its tokens.
-    next: (usize, usize),
-    value_columns: &'a Range<usize>,
+struct Chunk<R> {
     staged: Staged,
     v: Matrix,
     /// What the next token reads.
@@ -149,11 +145,7 @@ impl<R: Rule> Kernel for ForwardTask<'_, R> {
                 }
                 staged.load::<L, R>(inputs, place, &task.columns);
                 copy_in::<L>(v, CHUNK, inputs.v.as_ptr().add(first), stride, place.tokens, columns);
-                let left = task.tokens.saturating_sub((index + 1) * CHUNK).min(CHUNK);
                 let c = Chunk {
-                    inputs,
-                    next: (place.position + CHUNK * heads, left),
-                    value_columns: &task.columns,
                     staged,
                     v,
                     reading,
@@ -167,7 +159,19 @@ impl<R: Rule> Kernel for ForwardTask<'_, R> {
                     stride,
                     rule: PhantomData::<R>,
                 };
-                column_tiles!(L, WIDE, width, tile, R; &c);
+                let mut ahead = Ahead::new();
+                let left = task.tokens.saturating_sub((index + 1) * CHUNK).min(CHUNK);
+                let starts = [targets.saved_states, targets.saved_momenta];
+                for to in starts.into_iter().filter(|to| left > 0 && !to.is_null()) {
+                    ahead.name(to.at(start + key * value), value, columns, key);
+                }
+                let next = place.position + CHUNK * heads;
+                tokens_ahead::<R>(&mut ahead, inputs, next, left, &task.columns);
+                for to in [targets.o, targets.saved_rows].into_iter().filter(|to| !to.is_null()) {
+                    ahead.name(to.at(next * value + task.columns.start), stride, columns, left);
+                }
+                let mut ahead = ahead.spread(place.tokens * width.div_ceil(WIDE * L::COUNT));
+                column_tiles!(L, WIDE, width, tile, R; &c, &mut ahead);
             }
             copy_out::<L>(s, targets.state.at(state), value, key, columns);
             if R::MOMENTUM {
@@ -179,16 +183,14 @@ impl<R: Rule> Kernel for ForwardTask<'_, R> {
 
 /// All tokens of the chunk over `N` registers of value columns.
 #[inline(always)]
-unsafe fn tile<L: Lanes, const N: usize, R: Rule>(column: usize, c: &Chunk<'_, R>) {
+unsafe fn tile<L: Lanes, const N: usize, R: Rule>(column: usize, c: &Chunk<R>, ahead: &mut Ahead) {
     // SAFETY: the columns are inside the matrices.
     unsafe {
         if R::READS {
             first_reading::<L, N, R>(column, c);
         }
         for t in 0..c.tokens {
-            if column == 0 && t < c.next.1 {
-                prefetch_token::<R>(c.inputs, c.next.0, t, c.value_columns);
-            }
+            ahead.ask(1);
             if sweeps(t) {
                 token::<L, N, R, true>(column, t, c);
             } else {
@@ -200,7 +202,7 @@ unsafe fn tile<L: Lanes, const N: usize, R: Rule>(column: usize, c: &Chunk<'_, R
 
 /// What the chunk's first token reads.
 #[inline(always)]
-unsafe fn first_reading<L: Lanes, const N: usize, R: Rule>(column: usize, c: &Chunk<'_, R>) {
+unsafe fn first_reading<L: Lanes, const N: usize, R: Rule>(column: usize, c: &Chunk<R>) {
     // SAFETY: vouched for by the caller.
     unsafe {
         let mut reading = [L::splat(0.0); N];
@@ -218,11 +220,7 @@ unsafe fn first_reading<L: Lanes, const N: usize, R: Rule>(column: usize, c: &Ch
 
 /// One token: the write, the output, and what the next token reads.
 #[inline(always)]
-unsafe fn token<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(
-    column: usize,
-    t: usize,
-    c: &Chunk<'_, R>,
-) {
+unsafe fn token<L: Lanes, const N: usize, R: Rule, const SWEEP: bool>(column: usize, t: usize, c: &Chunk<R>) {
     // SAFETY: vouched for by the caller; rows and columns are inside the matrices.
     unsafe {
         let staged = &c.staged;

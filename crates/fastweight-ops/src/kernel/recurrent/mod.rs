@@ -18,9 +18,10 @@ pub(crate) mod step;
 
 use std::ops::Range;
 
+use super::ahead::Ahead;
 use super::dims::Dims;
 use super::gates::CHUNK;
-use super::memory::{Place, prefetch_rows};
+use super::memory::Place;
 use super::simd::Lanes;
 use super::tile::{Matrix, copy_in};
 use super::workspace::{Carver, SPREAD};
@@ -339,27 +340,28 @@ impl Staged {
     }
 }
 
-/// Asks for token `t` of a chunk some tokens away from this one, in all key-sized inputs, the values and their gates.
+/// Names some tokens of the key-sized inputs, the values and their gates.
 #[inline(always)]
-pub(super) fn prefetch_token<R: Rule>(
+pub(super) fn tokens_ahead<R: Rule>(
+    ahead: &mut Ahead,
     inputs: &Inputs<'_>,
     position: usize,
-    t: usize,
+    tokens: usize,
     columns: &Range<usize>,
 ) {
-    let dims = inputs.dims;
-    let at = position.wrapping_add(t * dims.heads);
+    let Dims { heads, key, value, .. } = *inputs.dims;
     let decay = if R::MOMENTUM { &[] } else { inputs.decay };
-    for from in [inputs.q, inputs.write, inputs.read, inputs.value_key, decay] {
-        if from.len() == inputs.q.len() {
-            prefetch_rows(from.as_ptr().wrapping_add(at.wrapping_mul(dims.key)), 0, dims.key, 0, 1);
+    for from in [inputs.q, inputs.write, inputs.value_key, decay, inputs.read] {
+        if !from.is_empty() {
+            ahead.name(from.as_ptr().wrapping_add(position * key), heads * key, key, tokens);
         }
     }
-    let first = at.wrapping_mul(dims.value).wrapping_add(columns.start);
-    prefetch_rows(inputs.v.as_ptr().wrapping_add(first), 0, columns.len(), 0, 1);
-    if R::COLUMN_GATES {
-        for from in [inputs.rate, inputs.decay, inputs.momentum] {
-            prefetch_rows(from.as_ptr().wrapping_add(first), 0, columns.len(), 0, 1);
+    let [rate, decay, momentum] =
+        [inputs.rate, inputs.decay, inputs.momentum].map(|gate| if R::COLUMN_GATES { gate } else { &[] });
+    for from in [inputs.v, rate, decay, momentum] {
+        if !from.is_empty() {
+            let first = from.as_ptr().wrapping_add(position * value + columns.start);
+            ahead.name(first, heads * value, columns.len(), tokens);
         }
     }
 }
