@@ -60,20 +60,26 @@ impl Cli {
     pub fn run(&self) -> Result<(), CommandError> {
         let global = &self.global;
         global.check_device()?;
-        if !matches!(self.command, Command::Ledger(_) | Command::Options(_) | Command::Rules(_)) {
-            global.start_threads()?;
-        }
         match &self.command {
-            Command::Compare(args) => compare::run(args, global),
-            Command::Train(args) => train::run(args, global),
-            Command::Eval(args) => eval::run(args, global),
-            Command::Generate(args) => generate::run(args, global),
-            Command::Export(args) => export::run(args, global),
-            Command::Ledger(args) => ledger::run(args, global),
-            Command::Options(args) => options::run(args, global),
-            Command::Rules(args) => rules::run(args, global),
-            Command::Demo(args) => demo::run(args, global),
-            Command::Bench(args) => bench::run(args, global),
+            quick @ (Command::Ledger(_) | Command::Options(_) | Command::Rules(_)) => quick.run(global),
+            command => global.within_threads(|| command.run(global)),
+        }
+    }
+}
+
+impl Command {
+    fn run(&self, global: &Global) -> Result<(), CommandError> {
+        match self {
+            Self::Compare(args) => compare::run(args, global),
+            Self::Train(args) => train::run(args, global),
+            Self::Eval(args) => eval::run(args, global),
+            Self::Generate(args) => generate::run(args, global),
+            Self::Export(args) => export::run(args, global),
+            Self::Ledger(args) => ledger::run(args, global),
+            Self::Options(args) => options::run(args, global),
+            Self::Rules(args) => rules::run(args, global),
+            Self::Demo(args) => demo::run(args, global),
+            Self::Bench(args) => bench::run(args, global),
         }
     }
 }

@@ -3,6 +3,7 @@
 use burn::tensor::Device;
 
 use crate::error::CommandError;
+use crate::output::count;
 use crate::values::whole;
 
 /// Options every subcommand shares.
@@ -31,21 +32,33 @@ pub struct Global {
 /// Most threads of the pool; starting many more takes minutes.
 const MOST_THREADS: u64 = 1024;
 
+/// Bytes of a thread's stack, as many as a main thread usually has.
+const STACK: usize = 8 << 20;
+
 /// Devices that exist as cargo features of this package.
 const DEVICE_FEATURES: [&str; 5] = ["cuda", "vulkan", "metal", "rocm", "wgpu"];
 
 impl Global {
-    /// Gives the thread pool its size. Call once, before any computation.
+    /// Starts the thread pool and runs `body` on one of its threads. Call once, before any computation.
+    ///
+    /// A thread outside the pool hands over every parallel piece of work and sleeps until it is done, which takes
+    /// longer than most pieces of a small training.
     ///
     /// # Errors
-    /// [`CommandError::Failure`] when the operating system refuses the threads.
-    pub fn start_threads(&self) -> Result<(), CommandError> {
-        let Some(threads) = self.threads else { return Ok(()) };
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().map_err(|cause| {
+    /// [`CommandError::Failure`] when the operating system refuses the threads; what `body` returns.
+    pub fn within_threads(
+        &self,
+        body: impl FnOnce() -> Result<(), CommandError> + Send,
+    ) -> Result<(), CommandError> {
+        let threads = self.threads.unwrap_or(0);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).stack_size(STACK);
+        pool.build_global().map_err(|cause| {
             CommandError::failure(format_args!(
-                "{threads} threads could not be started ({cause}); give --threads a smaller number"
+                "{} could not be started ({cause}); give --threads a smaller number",
+                if threads == 0 { "the threads".to_owned() } else { count(threads, "thread") }
             ))
-        })
+        })?;
+        rayon::scope(|_| body())
     }
 
     /// Checks that `--device` is a name of a device, whether or not this build holds it.
