@@ -25,7 +25,8 @@ Example:
 
 forward and forward+backward (gradients of every argument) are over whole sequences, step is one
 token of every session. Weak gates are log gates in [-0.1, 0], strong ones in [-60, 0]. Figures
-are medians in milliseconds.";
+are medians in milliseconds. Beside them stands how many times as long as the gated delta rule it
+took: the two run in turns, so that a machine whose speed drifts changes both.";
 
 /// Arguments of `fastweight bench`.
 #[derive(Debug, clap::Args)]
@@ -71,6 +72,9 @@ struct Timing {
     forward_ms: f64,
     forward_backward_ms: f64,
     step_ms: f64,
+    /// Times the gated delta rule's time under weak gates, measured in turns with it.
+    forward_ratio: f64,
+    forward_backward_ratio: f64,
     /// Copying the matrix states of all sessions once: the least a step can take.
     state_copy_ms: f64,
     #[serde(flatten)]
@@ -111,14 +115,16 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     for (done, &(operator, gate)) in cases.iter().enumerate() {
         let fraction = done as f64 / cases.len() as f64;
         progress.at(fraction, progress::time_left(fraction, began.elapsed()), || name(operator, gate));
-        let (forward_ms, forward_backward_ms, step_ms) =
+        let (forward, forward_backward, step_ms) =
             time_case(operator, gate, &shape, &device, spend).map_err(CommandError::input)?;
         let timing = Timing {
             operator,
             gate,
-            forward_ms,
-            forward_backward_ms,
+            forward_ms: forward.ms,
+            forward_backward_ms: forward_backward.ms,
             step_ms,
+            forward_ratio: forward.ratio,
+            forward_backward_ratio: forward_backward.ratio,
             state_copy_ms,
             shape,
             instruction_set: instruction_set(),
@@ -161,13 +167,13 @@ fn check(shape: &Shape) -> Result<(), CommandError> {
     }
 }
 
-/// Arguments, results and gradients of one operator, and what it saves.
+/// Arguments, results and gradients of an operator and the reference, and what they save.
 fn needed(shape: &Shape) -> [Part; 2] {
     let Shape { batch, time, heads, key, value, sessions } = *shape;
     let numbers = |sizes: &[usize]| sizes.iter().map(|size| *size as f64).product::<f64>() * 4.0;
-    let sequences = 2.0 * numbers(&[batch, time, heads, 5 * key + 2 * value]);
+    let sequences = 4.0 * numbers(&[batch, time, heads, 5 * key + 2 * value]);
     let cache = numbers(&[sessions, time, heads, key + value]);
-    let states = 2.0 * footprint::chunk_states(batch, time, heads, key, value)
+    let states = 3.0 * footprint::chunk_states(batch, time, heads, key, value)
         + numbers(&[3, sessions, heads, key, value]);
     [
         Part { name: "sequences", bytes: sequences.max(cache), lower: "batch, time, sessions or heads" },
@@ -180,12 +186,14 @@ fn needed(shape: &Shape) -> [Part; 2] {
 }
 
 fn table(timings: &[Timing], shape: &Shape, state_copy_ms: f64, global: &Global) -> String {
-    let mut table = output::table(["operator", "forward ms", "forward+backward ms", "step ms"]);
+    let mut table = output::table(["operator", "forward ms", "×", "forward+backward ms", "×", "step ms"]);
     for timing in timings {
         table.add_row([
             name(timing.operator, timing.gate),
             milliseconds(timing.forward_ms),
+            format!("{:.2}", timing.forward_ratio),
             milliseconds(timing.forward_backward_ms),
+            format!("{:.2}", timing.forward_backward_ratio),
             milliseconds(timing.step_ms),
         ]);
     }
@@ -193,7 +201,7 @@ fn table(timings: &[Timing], shape: &Shape, state_copy_ms: f64, global: &Global)
     format!(
         "batch {batch}, time {time}, heads {heads}, key {key}, value {value}; step: one token of {}\n\
          device {}, {} instructions, {}\n{table}\n\
-         copying the matrix states of {} takes {} ms",
+         ×: times the gated delta rule; copying the matrix states of {} takes {} ms",
         output::count(sessions, "session"),
         global.device,
         instruction_set(),
@@ -228,30 +236,45 @@ fn milliseconds(figure: f64) -> String {
     if figure < 10.0 { format!("{figure:.3}") } else { format!("{figure:.1}") }
 }
 
+/// What the others are compared with.
+const REFERENCE: (Operator, Gate) = (Operator::Delta, Gate::Weak);
+
+/// A median, and that of its ratios to the reference.
+#[derive(Clone, Copy)]
+struct Figure {
+    ms: f64,
+    ratio: f64,
+}
+
 fn time_case(
     operator: Operator,
     gate: Gate,
     shape: &Shape,
     device: &Device,
     spend: Duration,
-) -> Result<(f64, f64, f64), OpError> {
+) -> Result<(Figure, Figure, f64), OpError> {
     let finish = |device: &Device| {
         // A device that fails to finish reports it again at the next read of a tensor.
         let _ = device.sync();
     };
-    let pass = sequence(operator, gate, shape, device);
-    let forward = median(spend, || {
-        pass()?;
+    let pair = |device: &Device| {
+        [sequence(operator, gate, shape, device), sequence(REFERENCE.0, REFERENCE.1, shape, device)]
+    };
+    let passes = pair(device);
+    let forward = in_turns(spend, |which| {
+        passes[which]()?;
         finish(device);
         Ok(())
     })?;
+    drop(passes);
     let autodiff = device.clone().autodiff();
-    let pass = sequence(operator, gate, shape, &autodiff);
-    let forward_backward = median(spend, || {
-        pass()?.backward();
+    let passes = pair(&autodiff);
+    let forward_backward = in_turns(spend, |which| {
+        passes[which]()?.backward();
         finish(&autodiff);
         Ok(())
     })?;
+    drop(passes);
     let mut token = step(operator, gate, shape, device);
     let one_step = median(spend, || {
         token()?;
@@ -259,6 +282,24 @@ fn time_case(
         Ok(())
     })?;
     Ok((forward, forward_backward, one_step))
+}
+
+/// Times `work(0)` in turns with the reference, `work(1)`: each once to warm up, then at least three times and until
+/// `spend` is over.
+fn in_turns(spend: Duration, mut work: impl FnMut(usize) -> Result<(), OpError>) -> Result<Figure, OpError> {
+    let mut timed = |which| {
+        let start = Instant::now();
+        work(which).map(|()| start.elapsed().as_secs_f64() * 1e3)
+    };
+    let _warm = (timed(0)?, timed(1)?);
+    let began = Instant::now();
+    let (mut times, mut ratios) = (Vec::new(), Vec::new());
+    while times.len() < 3 || began.elapsed() < spend {
+        let (time, reference) = (timed(0)?, timed(1)?);
+        times.push(time);
+        ratios.push(time / reference);
+    }
+    Ok(Figure { ms: middle(times), ratio: middle(ratios) })
 }
 
 fn time_state_copy(shape: &Shape, spend: Duration) -> f64 {
@@ -282,6 +323,10 @@ fn median(spend: Duration, mut work: impl FnMut() -> Result<(), OpError>) -> Res
         work()?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
     }
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    Ok(middle(times))
+}
+
+fn middle(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
 }

@@ -47,6 +47,9 @@ fn every_operator_has_three_figures() {
         for figure in ["forward_ms", "forward_backward_ms", "step_ms", "state_copy_ms"] {
             assert!(row[figure].as_f64().is_some_and(|ms| ms >= 0.0), "{figure} of {row}");
         }
+        for figure in ["forward_ratio", "forward_backward_ratio"] {
+            assert!(row[figure].as_f64().is_some_and(|ratio| ratio > 0.0), "{figure} of {row}");
+        }
         assert!(row["instruction_set"].is_string(), "{row}");
     }
     let strong = rows.iter().filter(|row| row["gate"] == "strong").count();
@@ -59,6 +62,7 @@ fn the_table_names_the_shape_and_only_the_operators_asked_for() {
     args.push("delta");
     let table = run(&args).ok().stdout;
     assert!(table.contains("delta rule, strong gate") && table.contains("key 5, value 3"), "{table}");
+    assert!(table.contains("×: times the gated delta rule"), "{table}");
     assert!(!table.contains("softmax"), "{table}");
 }
 
