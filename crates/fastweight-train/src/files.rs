@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use crate::checkpoint::CHECKPOINTS;
+use crate::compare::RESULTS;
 use crate::error::TrainError;
 
 /// Locked by the process that writes to a folder.
@@ -47,6 +49,21 @@ pub(crate) fn hidden(path: &Path) -> PathBuf {
 /// The folder that holds `path`.
 pub(crate) fn parent(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Refuses a folder that no run was ever in when it holds a file of these names: the run would write over it.
+pub(crate) fn refuse_others_files(folder: &Path, names: &[&str]) -> Result<(), TrainError> {
+    let has = |name: &&&str| folder.join(name).exists();
+    if [LOCK, CHECKPOINTS, RESULTS].iter().any(|name| has(&name)) {
+        return Ok(());
+    }
+    match names.iter().find(has) {
+        None => Ok(()),
+        Some(name) => Err(TrainError::ForeignFolder {
+            path: folder.to_path_buf(),
+            reason: format!("holds {name}, which no run wrote and this one would replace"),
+        }),
+    }
 }
 
 /// Creates `folder` with its parents.

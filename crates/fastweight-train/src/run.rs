@@ -83,6 +83,7 @@ pub fn train(
     let model = recipe.resolve_first(task.vocab())?;
     let seed = recipe.train.seeds.first().copied().unwrap_or_default();
     let folder = &options.folder;
+    files::refuse_others_files(folder, &[RECIPE, TOKENIZER])?;
     files::create_folder(folder)?;
     let _lock = FolderLock::take(folder)?;
     if folder.join(RESULTS).is_file() {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use burn::module::Module;
 use burn::tensor::Device;
 
-pub use results::{Entry, RESULTS, Trial};
+pub use results::{Entry, REPORT, RESULTS, Trial};
 pub use table::{BinRow, Column, Row, Spread, rows};
 
 use crate::checkpoint;
@@ -101,6 +101,7 @@ pub fn compare(
         Ok((part, task, models))
     };
     let parts: Vec<_> = recipe.parts().into_iter().map(open).collect::<Result<_, TrainError>>()?;
+    files::refuse_others_files(&options.folder, &[REPORT])?;
     files::create_folder(&options.folder)?;
     let _lock = FolderLock::take(&options.folder)?;
     if !checkpoint::list(&options.folder).is_empty() {

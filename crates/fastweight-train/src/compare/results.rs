@@ -13,6 +13,9 @@ use crate::evaluate::LengthScore;
 
 /// File of finished trainings.
 pub const RESULTS: &str = "results.jsonl";
+
+/// File of the report in a comparison's folder, which the command writes.
+pub const REPORT: &str = "report.html";
 /// File of learning-rate trials.
 const TRIALS: &str = "trials.jsonl";
 

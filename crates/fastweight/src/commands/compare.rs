@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use fastweight::train::compare::{self, Comparison, Options, RESULTS, Spread};
+use fastweight::train::compare::{self, Comparison, Options, REPORT, RESULTS, Spread};
 use fastweight::train::recipe::ParameterMatch;
 use fastweight::train::report;
 
@@ -72,7 +72,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), CommandError> {
     let comparison = compare::compare(&recipe, &options, &device, &mut |event| progress.show(event));
     progress.finish();
     let comparison = comparison.map_err(CommandError::train)?;
-    let page = options.folder.join("report.html");
+    let page = options.folder.join(REPORT);
     report::write(&comparison, &page).map_err(CommandError::train)?;
     if global.json {
         comparison.entries().try_for_each(|entry| output::line(entry.line()))?;

@@ -163,6 +163,25 @@ fn a_folder_of_another_kind_is_refused_and_other_results_are_named() {
 }
 
 #[test]
+fn files_that_no_run_wrote_are_not_replaced() {
+    let folder = Folder::new();
+    let recipe = folder.write("tiny.toml", recipes::recall(4));
+    for (command, name) in [("train", "recipe.toml"), ("train", "tokenizer.json"), ("compare", "report.html")]
+    {
+        let out = folder.path(command).join(name.replace('.', "-"));
+        std::fs::create_dir_all(&out).unwrap();
+        std::fs::write(out.join(name), "mine").unwrap();
+        let args = [command, &recipe, "--out", out.to_str().unwrap()];
+        run(&[&args[..], &["--fresh"]].concat()).refused(2, &[name, "no run wrote", "another folder"]);
+        assert_eq!(std::fs::read_to_string(out.join(name)).unwrap(), "mine");
+        assert_eq!(std::fs::read_dir(&out).unwrap().count(), 1, "{command} left something beside {name}");
+        std::fs::remove_file(out.join(name)).unwrap();
+        run(&args).ok();
+        run(&args).ok();
+    }
+}
+
+#[test]
 fn a_quick_run_that_changes_nothing_is_refused() {
     let folder = Folder::new();
     let text = recipes::recall(6);
