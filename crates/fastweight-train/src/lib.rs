@@ -3,6 +3,9 @@
 //! A [`recipe::Recipe`] says what to train on which task; [`run::train`] trains one model into a
 //! run folder that survives being killed at any moment, [`compare::compare`] trains several and
 //! [`report::write`] shows them side by side. Progress is reported through callbacks; nothing here prints.
+//!
+//! Call them on a thread of the rayon pool, inside `rayon::scope(|_| ..)`: from any other thread every parallel piece
+//! of work is handed over and waited for, which costs small models up to a third of their speed.
 
 pub mod checkpoint;
 pub mod compare;
