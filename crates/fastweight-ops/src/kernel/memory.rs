@@ -137,44 +137,28 @@ fn elu_plus_one<L: Lanes>(x: L) -> L {
     zero.max(x).add(zero.min(x).exp())
 }
 
-/// `elu + 1` of the first `rows` rows and `columns` columns, in place; padding stays zero.
-///
-/// # Safety
-/// The CPU supports `L`; the cells are inside the matrix.
-#[inline(always)]
-pub unsafe fn feature_map<L: Lanes>(x: Matrix, rows: usize, columns: usize) {
-    // SAFETY: vouched for by the caller; rows are padded to whole registers.
-    unsafe {
-        for i in 0..rows {
-            let mut j = 0;
-            while j < columns {
-                let value = elu_plus_one(L::load(x.at(i, j)));
-                if columns - j >= L::COUNT {
-                    value.store(x.at(i, j));
-                } else {
-                    value.store_partial(x.at(i, j), columns - j);
-                }
-                j += L::COUNT;
-            }
-        }
-    }
-}
-
-/// `elu + 1` of `rows` rows of `columns` numbers into a matrix of [`CHUNK`] rows, whose padding is zeroed.
+/// As [`copy_in`], each number mapped by `elu + 1`; padding is zero.
 ///
 /// # Safety
 /// As [`copy_in`].
 #[inline(always)]
-unsafe fn copy_mapped<L: Lanes>(to: Matrix, from: *const f32, stride: usize, rows: usize, columns: usize) {
+pub unsafe fn copy_mapped<L: Lanes>(
+    to: Matrix,
+    padded_rows: usize,
+    from: *const f32,
+    from_stride: usize,
+    rows: usize,
+    columns: usize,
+) {
     // SAFETY: vouched for by the caller; the rows of the matrix are padded to whole registers.
     unsafe {
-        for i in 0..CHUNK {
+        for i in 0..padded_rows {
             let mut j = 0;
             while j < to.stride {
                 let left = if i < rows { columns.saturating_sub(j) } else { 0 };
                 let at = to.at(i, j);
                 if left > 0 {
-                    let x = load_some::<L>(from.add(i * stride + j), left);
+                    let x = load_some::<L>(from.add(i * from_stride + j), left);
                     let mapped = elu_plus_one(x);
                     if left >= L::COUNT {
                         mapped.store(at);
@@ -201,7 +185,7 @@ pub unsafe fn load_keys<L: Lanes, R: Rule>(to: Matrix, from: &[f32], place: Plac
     unsafe {
         let start = from.as_ptr().add(place.position * dims.key);
         if R::NORMALISED {
-            copy_mapped::<L>(to, start, dims.heads * dims.key, place.tokens, dims.key);
+            copy_mapped::<L>(to, CHUNK, start, dims.heads * dims.key, place.tokens, dims.key);
         } else {
             copy_in::<L>(to, CHUNK, start, dims.heads * dims.key, place.tokens, dims.key);
         }

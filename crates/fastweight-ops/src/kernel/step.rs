@@ -12,9 +12,9 @@ use rayon::prelude::*;
 
 use super::dims::Dims;
 use super::gates::Gate;
-use super::memory::{EPSILON, Rule, feature_map};
+use super::memory::{EPSILON, Rule, copy_mapped};
 use super::simd::{EXP_FLOOR, InstructionSet, Kernel, Lanes, dispatch};
-use super::tile::{Matrix, copy_in};
+use super::tile::Matrix;
 use super::workspace::{Carver, SharedOut, with_workspace};
 
 /// Registers across a block of value columns.
@@ -190,10 +190,7 @@ unsafe fn dot(q: *const f32, k: *const f32, key: usize) -> f32 {
 #[inline(always)]
 unsafe fn map<L: Lanes>(to: Matrix, from: *const f32, key: usize) -> *const f32 {
     // SAFETY: `from` has `key` numbers, `to` is padded to whole registers.
-    unsafe {
-        copy_in::<L>(to, 1, from, key, 1, key);
-        feature_map::<L>(to, 1, key);
-    }
+    unsafe { copy_mapped::<L>(to, 1, from, key, 1, key) };
     to.start
 }
 
